@@ -1,0 +1,34 @@
+"""Harnesses: the agent's own program, between a play and a model."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .base import Plugin, hookspec
+
+if TYPE_CHECKING:
+    from ..rollout import Play, Rollout
+
+
+class Harness(Plugin, abc.ABC):
+    """Plays episodes. One instance serves a whole run, many episodes at once; it keeps no state of any."""
+
+    needs_model: ClassVar[bool] = True
+    """False for one that samples nothing (replays): then no trainer is needed to evaluate."""
+
+    roles: tuple[str, ...] = ("agent",)
+    """The names under which it asks :meth:`ferrule.Rollout.agent` for a model."""
+
+    @abc.abstractmethod
+    async def run(self, play: Play, rollout: Rollout) -> None:
+        """Play until ``play.next_turn()`` answers None, or return early: the core then takes the result or cuts.
+
+        Limits (steps, tokens, time) arrive as RolloutCut from ``agent.reply``; let it pass. Any other exception fails the episode.
+        """
+
+
+class HarnessSpecs:
+    @hookspec(firstresult=True)
+    def ferrule_harness(self, ref: Any) -> type[Harness] | None:
+        """The harness class that *ref* (:class:`ferrule.plugins.Ref`) names, or None where it is not yours."""
