@@ -1,0 +1,137 @@
+"""Every check, per distribution and per Python; sessions are generated from the folders, so a new plugin brings its own.
+
+`nox -l` lists them. `FERRULE_PYTHONS=3.11,3.12` narrows the Pythons, `FERRULE_TORCH_PYTHONS=3.11` those of the
+distributions that need torch; `FERRULE_TORCH_INDEX` is the index that torch comes from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PYTHONS = os.environ.get("FERRULE_PYTHONS", "3.11,3.12,3.13").split(",")
+TORCH_PYTHONS = os.environ.get("FERRULE_TORCH_PYTHONS", ",".join(PYTHONS)).split(",")
+TORCH = os.environ.get("FERRULE_TORCH", "torch==2.13.0")
+TEST_TOOLS = ["pytest>=8", "pytest-asyncio>=0.24", "hypothesis>=6.100"]
+
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "tests"]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class Distribution:
+    """One folder with a pyproject.toml that builds a distribution."""
+
+    def __init__(self, folder: Path) -> None:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        self.folder = folder.relative_to(ROOT)
+        self.name = normal(project["name"])
+        requirements = [*project.get("dependencies", ())]
+        requirements += [r for extra in project.get("optional-dependencies", {}).values() for r in extra]
+        self.requires = [normal(re.split(r"[^A-Za-z0-9_.-]", r.strip(), maxsplit=1)[0]) for r in requirements]
+        self.extras = sorted(project.get("optional-dependencies", {}))
+
+    def local(self) -> list[Distribution]:
+        """Itself and every distribution of this workspace that it needs, itself last."""
+        found: dict[str, Distribution] = {}
+        for name in self.requires:
+            if name in DISTRIBUTIONS and name != self.name:
+                found |= {d.name: d for d in DISTRIBUTIONS[name].local()}
+        found[self.name] = self
+        return list(found.values())
+
+    @property
+    def needs_torch(self) -> bool:
+        return any({"torch", "transformers"} & set(d.requires) for d in self.local())
+
+
+DISTRIBUTIONS = {
+    d.name: d
+    for d in (
+        Distribution(p.parent)
+        for pattern in ("core", "plugins/*", "contrib/*", "tests/testkit")
+        for p in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
+    )
+}
+
+
+def install(session: nox.Session, distributions: list[Distribution]) -> None:
+    """Install *distributions* from their folders in one command, so that pip never looks for them on an index."""
+    if any(d.needs_torch for d in distributions):
+        index = os.environ.get("FERRULE_TORCH_INDEX")
+        session.install(*(["--index-url", index] if index else []), TORCH)
+    session.install("hatchling", "editables", *TEST_TOOLS)
+    targets = [f"-e./{d.folder}" + (f"[{','.join(d.extras)}]" if d.extras else "") for d in distributions]
+    session.install("--no-build-isolation", *targets)
+
+
+def run_tests(session: nox.Session, *paths: str) -> None:
+    session.run("pytest", "-q", *paths, *session.posargs, env={"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"})
+
+
+def make_session(distribution: Distribution) -> None:
+    pythons = TORCH_PYTHONS if distribution.needs_torch else PYTHONS
+
+    @nox.session(name=f"tests-{distribution.name}", python=pythons, tags=["tests"])
+    def tests(session: nox.Session) -> None:
+        install(session, distribution.local())
+        run_tests(session, str(distribution.folder / "tests"))
+
+    tests.__doc__ = f"The tests of {distribution.name}, with core and what it declares, alone."
+
+
+for _distribution in DISTRIBUTIONS.values():
+    if (ROOT / _distribution.folder / "tests").is_dir():
+        make_session(_distribution)
+
+
+@nox.session(python=TORCH_PYTHONS[0])
+def tests(session: nox.Session) -> None:
+    """Everything, all distributions together, on one Python: what `make test` runs."""
+    install(session, list(DISTRIBUTIONS.values()))
+    run_tests(session)
+
+
+@nox.session(python=PYTHONS[0])
+def isolation(session: nox.Session) -> None:
+    """Each plugin alone with core in a new environment loads by its name: finds undeclared dependencies."""
+    for distribution in DISTRIBUTIONS.values():
+        if distribution.folder.parts[0] != "plugins":
+            continue
+        if distribution.needs_torch and session.python not in TORCH_PYTHONS:
+            continue
+        where = Path(session.create_tmp()) / distribution.name
+        session.run("python", "-m", "venv", "--clear", str(where))
+        python = str(where / "bin" / "python")
+        pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+        if distribution.needs_torch:
+            index = os.environ.get("FERRULE_TORCH_INDEX")
+            session.run(*pip, *(["--index-url", index] if index else []), TORCH, external=True)
+        session.run(*pip, *(f"./{d.folder}" for d in distribution.local()), external=True)
+        session.run(python, "tests/structure/load_alone.py", distribution.name, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and imports."""
+    session.install("ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=TORCH_PYTHONS[0])
+def benchmarks(session: nox.Session) -> None:
+    """Our training step beside TRL's GRPOTrainer, and the core's hot paths; prints medians and ratios."""
+    install(session, list(DISTRIBUTIONS.values()))
+    session.install("trl==1.16.0")
+    env = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
+    for script in sorted((ROOT / "tests" / "benchmarks").glob("bench_*.py")):
+        session.run("python", str(script.relative_to(ROOT)), *session.posargs, env=env)
