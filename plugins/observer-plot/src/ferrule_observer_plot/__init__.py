@@ -88,9 +88,12 @@ class RewardPlot(ferrule.Observer, name="plot"):
         figure.color_mode = "names"
         figure.with_colors = False
         figure.x_label, figure.y_label = "RL step", "reward"
-        for name, steps, values in self._points():
-            if name.startswith("train"):
-                figure.plot(steps, values, label=name)
-            else:
-                figure.plot(steps, values, label=name, marker="o")
+        figure.register_label_formatter(float, lambda value, chars, **_: f"{value:{chars}.2f}")
+        points = self._points()
+        last = max(step for _, steps, _ in points for step in steps)
+        values = [value for _, _, curve in points for value in curve]
+        figure.set_x_limits(min(0, *(steps[0] for _, steps, _ in points)), max(last, 1))
+        figure.set_y_limits(min(0.0, *values), max(1.0, *values))
+        for name, steps, curve in points:
+            figure.plot(steps, curve, label=name, marker=None if name.startswith("train") else name.split("(")[1][0])
         return str(figure.show(legend=True))
