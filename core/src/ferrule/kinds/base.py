@@ -13,12 +13,16 @@ hookimpl = pluggy.HookimplMarker("ferrule")
 
 @attrs.frozen
 class Kind:
-    """One kind of plugin: its ``name``, entry-point ``group``, ``base`` class and hook specification ``specs``."""
+    """One kind of plugin: its ``name``, entry-point ``group``, ``base`` class and hook specification ``specs``.
+
+    ``api`` is the version of its contract; the core loads classes written for it and for the one before.
+    """
 
     name: str
     group: str
     base: type[Plugin]
     specs: type
+    api: int = 1
 
     @property
     def hook(self) -> str:

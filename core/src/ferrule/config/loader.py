@@ -1,0 +1,138 @@
+"""Loading: a TOML file and its overrides to a :class:`RunConfig`, or one report of everything that is wrong."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..errors import ConfigError, Problem
+from ..plugins.registry import Registry, default_registry
+from . import hints
+from . import overrides as set_
+from .checks import cross_checks
+from .explain import provenance
+from .lines import scan
+from .schema import RunConfig
+from .structure import Place, Structurer
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A configuration that passed every check.
+
+    path        the file; dir: its folder, which relative paths are below
+    raw         the file and its overrides, merged, as plain data; relative paths of overrides made absolute, so that :func:`load_data` loads it again
+    provenance  by path, where each value came from: ``file:line``, ``--set`` or ``default``
+    registry    what resolved its references; ``registry.manifest()`` says what was loaded
+    """
+
+    config: RunConfig
+    path: Path
+    dir: Path
+    raw: dict[str, Any]
+    provenance: Mapping[Place, str]
+    registry: Registry
+
+
+def load(path: Path | str, overrides: Sequence[str] = (), registry: Registry | None = None) -> Loaded:
+    """Load *path* with the ``--set`` *overrides*. ConfigError holds every mistake, each with its path and line."""
+    path = Path(path)
+    source = str(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem((), f"is not UTF-8 ({error.reason} at byte {error.start})", source=source)]) from error
+    except OSError as error:
+        raise ConfigError([Problem((), "no such file" if not path.exists() else f"cannot be read: {error.strerror}", source=source)]) from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"line (\d+)", str(error))
+        line = int(at[1]) if at else text.count("\n") + 1
+        raise ConfigError([Problem((), f"is not TOML: {error}", line, source)]) from error
+    return load_data(data, path, overrides, registry, lines=scan(text))
+
+
+def load_data(
+    data: Mapping[str, Any],
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    registry: Registry | None = None,
+    *,
+    lines: Mapping[Place, int] | None = None,
+) -> Loaded:
+    """Load plain data as if it stood in the file *path*, which need not exist (``Loaded.raw`` of an earlier load, to go on with a run)."""
+    path = Path(path)
+    registry = default_registry() if registry is None else registry
+    raw: dict[str, Any] = copy.deepcopy(dict(data))
+    set_at, problems = _override(raw, overrides)
+    base = path.absolute().parent
+    structurer = Structurer(registry, base=base, cwd=Path.cwd(), source=str(path), lines=lines or {}, sets=set_at)
+    good, bad = structurer.fields(RunConfig, raw)
+    problems += bad
+    if "model" in good:
+        good["model"] = _beside(good["model"], structurer)
+    problems += cross_checks(good, raw, structurer, registry)
+    if problems:
+        raise ConfigError(sorted(problems, key=_order))
+    try:
+        config = RunConfig(**good)
+    except Exception as error:  # a class-level rule that no field's validator holds
+        raise ConfigError([Problem((), str(error), source=str(path))]) from error
+    for place, absolute in structurer.absolute.items():
+        if structurer.set_by(place) is not None:
+            _put(raw, place, absolute)
+    return Loaded(config, path, base, raw, provenance(config, raw, structurer), registry)
+
+
+def _override(raw: dict[str, Any], texts: Sequence[str]) -> tuple[dict[Place, str], list[Problem]]:
+    hints.resolve(RunConfig)
+    fields = {field.name: hints.arms(field.type) for field in attrs.fields(RunConfig)}
+
+    def is_list(key: str) -> bool:
+        return any(map(hints.is_sequence, fields.get(key, ())))
+
+    def is_use(key: str) -> bool:
+        return any(hints.is_use(arm) or (hints.holds_tables(arm) and hints.is_use(arm.__args__[0])) for arm in fields.get(key, ()))
+
+    at: dict[Place, str] = {}
+    problems = []
+    for text in texts:
+        parsed = set_.parse(text)
+        placed = parsed if isinstance(parsed, Problem) else set_.apply(raw, parsed, is_list, is_use)
+        if isinstance(placed, Problem):
+            problems.append(placed)
+        elif isinstance(parsed, set_.Override):
+            at = {place: by for place, by in at.items() if place[: len(placed)] != placed}
+            at[placed] = parsed.source
+    return at, problems
+
+
+def _beside(model: Any, structurer: Structurer) -> Any:
+    """Model folders that lie beside the configuration, made absolute; any other name is the trainer's service's to know."""
+    changes = {}
+    for name in ("path", "tokenizer"):
+        value = getattr(model, name)
+        if value is not None:
+            place = ("model", name)
+            folder = structurer.folder(place) / Path(value).expanduser()
+            if folder.is_dir():
+                changes[name] = structurer.absolute[place] = str(folder.resolve())
+    return attrs.evolve(model, **changes)
+
+
+def _put(raw: Any, place: Place, value: str) -> None:
+    for part in place[:-1]:
+        raw = raw[part]
+    raw[place[-1]] = value
+
+
+def _order(problem: Problem) -> tuple[bool, int]:
+    return problem.line is None, problem.line or 0
+

@@ -1,0 +1,66 @@
+"""Whether a plugin fits this core: its requirement, before anything of it is imported, and its class, after."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import PluginError
+from .discovery import Dist, norm
+
+if TYPE_CHECKING:
+    from ..kinds import Kind
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint to end a message with: the nearest of *known*, or all of them where none is near."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, 1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(names)}" if names else ""
+
+
+def core_mismatch(dist: Dist, core: str = __version__) -> str | None:
+    """Why *dist* does not go with this core, by its own requirements (markers included); None where it does."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in dist.requires:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if norm(requirement.name) != "ferrule":
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if not requirement.specifier.contains(core, prereleases=True):
+            return f"{dist} needs ferrule{requirement.specifier}, and this is ferrule {core}"
+    return None
+
+
+def check_class(kind: Kind, found: Any, origin: str) -> type:
+    """*found*, if it is a whole class of *kind* with a contract version that this core supports; else PluginError."""
+    if not isinstance(found, type):
+        raise PluginError(f"{origin} is not a class but {type(found).__name__}: {found!r:.80}")
+    if not issubclass(found, kind.base):
+        raise PluginError(f"{origin} is no {kind.name}: it does not extend ferrule.{kind.base.__name__}{_what(found)}")
+    api = found.api
+    oldest = max(1, kind.api - 1)
+    if type(api) is not int or not oldest <= api <= kind.api:
+        supported = str(kind.api) if oldest == kind.api else f"{oldest} and {kind.api}"
+        raise PluginError(f"{origin} is written for version {api!r} of the {kind.name} contract; this core supports {supported}")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise PluginError(f"{origin} is not finished: it does not define {missing}")
+    return found
+
+
+def _what(found: type) -> str:
+    from ..kinds import KINDS
+
+    other = next((kind for kind in KINDS.values() if issubclass(found, kind.base)), None)
+    return f"; it is a {other.name}" if other else ""
