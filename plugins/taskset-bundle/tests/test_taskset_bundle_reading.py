@@ -204,7 +204,13 @@ def test_mistakes_in_the_file_say_where_and_what(tmp_path, old, new, said):
 
 def test_folder_that_is_no_bundle_is_named(tmp_path):
     assert "no bundle.toml in it" in mistakes(tmp_path)
-    assert "no such folder" in mistakes(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="nowhere"):
+        BundleTaskset.Config(path=tmp_path / "nowhere")
+    (tmp_path / "later").mkdir()
+    config = BundleTaskset.Config(path=tmp_path / "later")
+    (tmp_path / "later").rmdir()
+    with pytest.raises(BundleError, match="no such folder"):
+        BundleTaskset(config)
 
 
 def test_bundle_without_verifiers_tells_that_it_makes_no_reward(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from ferrule import Demonstration, FerruleError, Task, Taskset
+from ferrule import Demonstration, FerruleError, Task, Taskset, existing
 
 from .bundle import Bundle, read_bundle
 from .demos import demonstrations
@@ -24,7 +24,7 @@ class BundleTaskset(Taskset, name="bundle"):
     class Config(Taskset.Config):
         """``path`` is the bundle's folder."""
 
-        path: Path
+        path: Path = attrs.field(validator=existing)
 
     def __init__(self, config: BundleTaskset.Config) -> None:
         super().__init__(config)
