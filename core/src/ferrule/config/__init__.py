@@ -12,7 +12,7 @@ from .use import Use
 from .validators import existing
 
 if TYPE_CHECKING:
-    from .explain import explain as explain
+    from .explaining import explain as explain
     from .loader import Loaded as Loaded
     from .loader import load as load
     from .loader import load_data as load_data
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .secrets import redacted as redacted
 
 _HOMES = {
-    "Loaded": "loader", "RunConfig": "schema", "explain": "explain", "load": "loader", "load_data": "loader",
+    "Loaded": "loader", "RunConfig": "schema", "explain": "explaining", "load": "loader", "load_data": "loader",
     "redacted": "secrets", "save": "saving",
 }
 
@@ -33,7 +33,6 @@ def __getattr__(name: str) -> Any:
         home = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module 'ferrule.config' has no attribute {name!r}") from None
-    # The module is called as the function is, and importing it would put it under that name here.
     value = getattr(import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value

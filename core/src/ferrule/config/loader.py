@@ -16,7 +16,7 @@ from ..plugins.registry import Registry, default_registry
 from . import hints
 from . import overrides as set_
 from .checks import cross_checks
-from .explain import provenance
+from .explaining import provenance
 from .lines import scan
 from .schema import RunConfig
 from .structure import Place, Structurer

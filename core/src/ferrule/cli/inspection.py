@@ -1,0 +1,66 @@
+"""Run as a process by ``ferrule plugins show``: imports one plugin and prints what it is, as one line of JSON."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..config import hints
+from ..config.explaining import plain
+from ..config.secrets import HIDDEN, is_secret
+from ..errors import FerruleError
+from ..plugins import Registry
+
+
+def describe(registry: Registry, kind: str, reference: str) -> dict[str, Any]:
+    """What *reference* is. Raises PluginError where it cannot be used."""
+    cls: Any = registry.resolve(kind, reference, Path.cwd())
+    (line,) = registry.manifest()
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    out = {**line, "doc": doc, "api": cls.api, "options": [_option(field) for field in hints.option(cls)]}
+    for name in ("needs", "provides", "policy_losses", "optimizers"):
+        value = getattr(cls, name, None)
+        if isinstance(value, frozenset | set):
+            out[name] = sorted(map(str, value))
+    return out
+
+
+def _option(field: attrs.Attribute[Any]) -> dict[str, Any]:
+    if field.default is attrs.NOTHING:
+        default = "required"
+    elif isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
+        default = "computed" if field.default.takes_self else _shown(field.default.factory())
+    else:
+        default = HIDDEN if is_secret(field.name) and field.default else _shown(field.default)
+    types = " or ".join(hints.shown(arm) for arm in hints.arms(field.type) if arm is not type(None))
+    return {"name": field.alias or field.name, "type": types, "default": default}
+
+
+def _shown(value: Any) -> str:
+    if attrs.has(type(value)):
+        return "{" + ", ".join(f"{f.name} = {_shown(getattr(value, f.name))}" for f in attrs.fields(type(value))) + "}"
+    return "none" if value is None else json.dumps(plain(value), ensure_ascii=False)
+
+
+def main(reference: str, *kinds: str) -> None:
+    """Try each kind in turn; print the first that fits, or why the last did not."""
+    registry = Registry.discover()
+    error = f"no kind to look {reference!r} up in"
+    for kind in kinds:
+        try:
+            answer = describe(registry, kind, reference)
+        except FerruleError as wrong:
+            error = str(wrong)
+            continue
+        print("\nFERRULE " + json.dumps(answer, default=str))
+        return
+    print("\nFERRULE " + json.dumps({"error": error}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,50 @@
+"""What the commands print with: rich tables on a terminal, plain lines elsewhere, JSON where asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``CONFIG``, ``--set`` and ``--json``: what every command that reads a configuration takes (``config``, ``sets``, ``as_json``)."""
+    command = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
+    command = click.option(
+        "--set", "sets", multiple=True, metavar="KEY=VALUE",
+        help="Override a value: train.steps=10, losses.0.coef=0.1. Values are TOML's; a bare word is text. May be repeated.",
+    )(command)
+    return click.argument("config", type=click.Path(path_type=str))(command)
+
+
+def emit(data: Any) -> None:
+    """Print *data* as JSON."""
+    click.echo(json.dumps(data, indent=2, default=str, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """A rich table on a terminal; elsewhere one line per row, its cells between tabs, a header line first."""
+    rows = [[str(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        if title:
+            click.echo(f"# {title}")
+        click.echo("\t".join(columns))
+        for row in rows:
+            click.echo("\t".join(cell.replace("\n", " ").replace("\t", " ") for cell in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    Console().print(shown)
+
+
+def heading(text: str) -> None:
+    """A line above what follows."""
+    click.secho(text, bold=True)
