@@ -29,6 +29,10 @@ _HOMES = {
     ),
     "config": ("existing",),
     "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Ledger"),
+    "sandboxes": (
+        "OUTPUT_LIMIT", "BoundedOutput", "Commands", "FileView", "Mount", "RegisterEntry", "SandboxRegister", "kill_all",
+        "marked_processes", "process_table", "settle",
+    ),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from .rollout import Reply as Reply
     from .rollout import Rollout as Rollout
     from .rollout import Turn as Turn
+    from .sandboxes import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
