@@ -35,4 +35,5 @@ class Prpo(ferrule.Advantage, name="prpo"):
         rewards = batch.rewards
         if not len(rewards) or rewards.max() == rewards.min():
             return np.zeros(len(rewards))
-        return (rewards - rewards.mean()) / (rewards.std() + self.config.eps)
+        scaled: NDArray[np.float64] = (rewards - rewards.mean()) / (rewards.std() + self.config.eps)
+        return scaled
