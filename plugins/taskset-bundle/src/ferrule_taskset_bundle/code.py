@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -26,13 +25,12 @@ def load(path: Path) -> ModuleType:
     name = f"ferrule_bundle_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError("is not a Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module  # before it runs: attrs and string annotations look their module up
     try:
-        spec.loader.exec_module(module)
+        # exactly the bytes that were hashed: a cached .pyc of the same second and size could be another file's
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ValueError(_reason(path, error)) from error
