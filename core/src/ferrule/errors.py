@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .data import Termination
 
 __all__ = [
-    "CheckpointError", "CommandTimeout", "ConfigError", "EpisodeFailed", "Failure", "FerruleError", "PluginError",
-    "Problem", "RolloutCut", "SandboxError", "ToolError", "TrainerError",
+    "CheckpointError",
+    "CommandTimeout",
+    "ConfigError",
+    "EpisodeFailed",
+    "Failure",
+    "FerruleError",
+    "PluginError",
+    "Problem",
+    "RolloutCut",
+    "SandboxError",
+    "ToolError",
+    "TrainerError",
 ]
 
 
@@ -41,7 +47,9 @@ class Problem:
         return out
 
     def __str__(self) -> str:
-        place = f"{self.source}:{self.line}: " if self.source and self.line else f"{self.source}: " if self.source else ""
+        place = (
+            f"{self.source}:{self.line}: " if self.source and self.line else f"{self.source}: " if self.source else ""
+        )
         return f"{place}{self.where + ': ' if self.path else ''}{self.message}"
 
     def __repr__(self) -> str:
@@ -118,8 +126,11 @@ class ToolError(FerruleError):
 
 
 class RolloutCut(FerruleError):
-    """Raised into a harness where the rollout ends here (a limit, a reply beyond use); the episode is scored as it stands."""
+    """Raised into a harness where the rollout ends here (a limit, a reply beyond use); the episode is scored as it stands.
 
-    def __init__(self, termination: Termination, detail: str = "") -> None:
+    ``termination`` is a :class:`ferrule.Termination`.
+    """
+
+    def __init__(self, termination: enum.StrEnum, detail: str = "") -> None:
         self.termination, self.detail = termination, detail
         super().__init__(f"{termination}{': ' + detail if detail else ''}")
