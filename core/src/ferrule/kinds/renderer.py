@@ -56,6 +56,7 @@ class Tail:
     index          how many messages came before it; roles: of the last of them, at most 8
     opened         blocks still open at the end of the completion
     tools          the tools that were offered
+    strippable     whether any earlier assistant message came with reasoning: a template may strip it when a user speaks again
     """
 
     ids: NDArray[np.int32]
@@ -66,6 +67,7 @@ class Tail:
     roles: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    strippable: bool = False
 
 
 @attrs.frozen

@@ -1,0 +1,162 @@
+"""What can be learned of a template by rendering small conversations: how turns open and close, and what follows whom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import attrs
+
+from ferrule import Message, ToolCall, ToolSpec
+
+from .encoding import THINK, THINK_END, Encoder
+from .template import Refused, Template
+
+USER, REPLY, REASON, ARGUMENT, ANSWER, NEXT = (f"Fq7{word}z" for word in ("user", "reply", "reason", "argument", "answer", "next"))
+"""Words that stand for contents in probes: plain enough that no template changes them, odd enough to be found."""
+
+PROBE_TOOL = ToolSpec("fq7tool", "A tool.", {"type": "object", "properties": {"value": {"type": "string"}}})
+_TAG = re.compile(r"</?[a-z_]+>")
+
+
+def common(a: str, b: str) -> int:
+    """The length of the longest common prefix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        mid = (low + high + 1) // 2
+        low, high = (mid, high) if a[:mid] == b[:mid] else (low, mid - 1)
+    return low
+
+
+def opened(text: str) -> tuple[str, ...]:
+    """The blocks that *text* leaves open."""
+    return ("think",) if text.rfind(THINK) > text.rfind(THINK_END) else ()
+
+
+@attrs.frozen
+class Grammar:
+    """A template's turns.
+
+    generation  the generation prompt after a user message; header: what it shares with an assistant message of the history
+    after       by role of the last message, all that follows its content when a generation prompt is asked for
+    openers     by role, what stands before its content, from the end of the assistant message before it
+    closes      ids that end an assistant message anywhere in a conversation (in some templates the next message's opener)
+    ends        those of them that end it where nothing follows
+    stop_ids    what a sampler must stop at
+    think_end   text that closes a think block, up to the answer
+    """
+
+    generation: str
+    header: str
+    after: dict[str, str]
+    openers: dict[str, str]
+    closes: frozenset[int]
+    ends: frozenset[int]
+    stop_ids: frozenset[int]
+    think_end: str
+
+    def boundary(self, text: str, low: int, high: int, role: str) -> int:
+        """Where in ``text[low:high]``, between two contents, the second message begins."""
+        opener = self.header if role == "assistant" else self.openers.get(role, "")
+        if not opener:
+            return low
+        at = text.find(opener, low, high) if role == "assistant" else text.rfind(opener, low, high)
+        if at >= 0:
+            return at
+        return high - common(text[low:high][::-1], opener[::-1])
+
+
+class _Prober:
+    """Renders probes; None where the template refuses one."""
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+
+    def text(self, messages: list[Message], generation: bool = False, tools: tuple[ToolSpec, ...] = ()) -> str | None:
+        try:
+            return self.template.text([self.template.wire(m) for m in messages], tools, generation)
+        except Refused:
+            return None
+
+
+def _after(text: str | None, word: str) -> str | None:
+    at = text.rfind(word) if text is not None else -1
+    return text[at + len(word) :] if text is not None and at >= 0 else None
+
+
+def learn(template: Template, encoder: Encoder, eos: Iterable[int]) -> Grammar:
+    """Probe *template*, settling its styles on the way. Refused where it renders not even one user message."""
+    probe = _Prober(template)
+    user, reply = Message("user", USER), Message("assistant", REPLY)
+    call = Message("assistant", "", tool_calls=(ToolCall("callfq7ab", PROBE_TOOL.name, {"value": ARGUMENT}),))
+    answer = Message("tool", ANSWER, tool_call_id="callfq7ab", name=PROBE_TOOL.name)
+    _settle(template, probe, user, call)
+
+    start = probe.text([user])
+    prompt = probe.text([user], generation=True)
+    if start is None or prompt is None:
+        template.text([template.wire(user)], (), True)
+        start = prompt = prompt or ""
+    generation = prompt[common(start, prompt) :]
+    last = probe.text([user, reply])
+    followed = probe.text([user, reply, Message("user", NEXT)])
+    called = probe.text([user, call], tools=(PROBE_TOOL,))
+    answered = probe.text([user, call, answer], tools=(PROBE_TOOL,))
+    prompted = probe.text([user, call, answer], generation=True, tools=(PROBE_TOOL,))
+
+    after = {role: text for role, text in (("user", _after(prompt, USER)), ("tool", _after(prompted, ANSWER))) if text}
+    header = generation
+    for history in (followed, last):
+        if history is not None and history.startswith(start):
+            header = header[: common(header, history[len(start) : history.find(REPLY)])]
+    openers = {}
+    for role, text, word, before in (("user", followed, NEXT, last), ("tool", answered, ANSWER, called)):
+        if text is not None and before is not None and text.startswith(before):
+            openers[role] = text[len(before) : text.find(word, len(before))]
+
+    ends, closes = _closes(encoder, frozenset(eos), last, followed, called, answered)
+    stops = {i for i in (*eos, *(ends or closes)) if 0 <= i < encoder.size}
+    thought = probe.text([user, Message("assistant", REPLY, REASON)])
+    between = re.search(f"{REASON}(.{{1,60}}?){REPLY}", thought or "", re.DOTALL)
+    think_end = between[1] if between and THINK_END in between[1] else f"\n{THINK_END}\n\n"
+    return Grammar(generation, header, after, openers, closes | ends, ends, frozenset(stops), think_end)
+
+
+def _settle(template: Template, probe: _Prober, user: Message, call: Message) -> None:
+    """Find out in which form the template reads contents, arguments and reasoning."""
+    if USER not in (probe.text([user], generation=True) or ""):
+        template.content_parts = True
+        if USER not in (probe.text([user], generation=True) or ""):
+            template.content_parts = False
+    shown = probe.text([user, call], tools=(PROBE_TOOL,))
+    if shown is None or f"'value': '{ARGUMENT}'" in shown or ARGUMENT not in shown:
+        template.arguments_text = True
+        again = probe.text([user, call], tools=(PROBE_TOOL,))
+        template.arguments_text = again is not None and ARGUMENT in again
+    thought = probe.text([user, Message("assistant", REPLY, REASON)])
+    template.reasoning_field = thought is not None and REASON in thought
+
+
+def _closes(encoder: Encoder, eos: frozenset[int], last: str | None, followed: str | None, called: str | None,
+            answered: str | None) -> tuple[frozenset[int], frozenset[int]]:
+    """(ids that end an assistant message where nothing follows, those that do where something does)."""
+    ends: set[int] = set()
+    closes: set[int] = set()
+    rest = _after(last, REPLY)
+    if rest and (found := encoder.first_control(rest)) is not None:
+        ends.add(found)
+    if followed and (found := encoder.first_control(followed[followed.find(REPLY) + len(REPLY) : followed.rfind(NEXT)])) is not None:
+        closes.add(found)
+    # After a call come the ends of its own markup; what closes the turn is a known close, or else no mere tag.
+    known = eos | ends | closes
+    for text, stop, into in ((called, None, ends), (answered, ANSWER, closes)):
+        if text is None or ARGUMENT not in text:
+            continue
+        rest = text[text.rfind(ARGUMENT) + len(ARGUMENT) : text.rfind(stop) if stop else len(text)]
+        found_ids = [i for i in encoder.encode(rest) if i in encoder.control]
+        pick = next((i for i in found_ids if i in known), None)
+        if pick is None:
+            pick = next((i for i in found_ids if not _TAG.fullmatch(encoder.control[i])), None)
+        if pick is not None:
+            into.add(pick)
+    return frozenset(ends), frozenset(closes)

@@ -1,0 +1,315 @@
+"""Completions read from their tokens: reasoning, content, and tool calls in Hermes JSON or in XML, typed by the tools' schemas."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ferrule import Message, Parsed, ParseProblem, ToolCall, ToolSpec
+
+from .encoding import CALL, CALL_END, MARKUP, THINK, THINK_END, Encoder, clean
+from .schema import Unreadable, from_json, from_text, properties, types
+
+Piece = tuple[str, str, int, int]
+"""(tag or '' for text, the text, first token, last token + 1)"""
+
+_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
+_ENDS = re.compile(r"</parameter>(?=\s*(?:<parameter=|\Z))")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class Parser:
+    """Reads completions; keeps nothing of them."""
+
+    def __init__(self, encoder: Encoder, stop_ids: frozenset[int]) -> None:
+        self.encoder, self.stop_ids = encoder, stop_ids
+        self._tags = {encoder.ids_of[t]: t for t in MARKUP if t in encoder.ids_of}
+        spelled = [t for t in MARKUP if t not in encoder.ids_of]
+        # A tag that is a token of its own counts only as that token: its spelled-out text is text.
+        self._spelled = re.compile("(" + "|".join(map(re.escape, spelled)) + ")") if spelled else None
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec], opened: Sequence[str]) -> Parsed:
+        stopped = bool(ids) and ids[-1] in self.stop_ids
+        body = ids[:-1] if stopped else ids
+        reading = _Reading(tools, _Ids(ids), "think" in opened)
+        for piece in self._pieces(body):
+            reading.take(*piece)
+        return reading.finish(len(body), stopped)
+
+    def _pieces(self, ids: Sequence[int]) -> list[Piece]:
+        tags, out, last = self._tags, list[Piece](), 0
+        for n, i in enumerate(ids):
+            if i in tags:
+                if n > last:
+                    self._text(ids, last, n, out)
+                out.append((tags[i], tags[i], n, n + 1))
+                last = n + 1
+        if last < len(ids):
+            self._text(ids, last, len(ids), out)
+        return out
+
+    def _text(self, ids: Sequence[int], start: int, stop: int, out: list[Piece]) -> None:
+        text = self.encoder.decode(ids[start:stop])
+        parts = self._spelled.split(text) if self._spelled else [text]
+        if len(parts) == 1:
+            out.append(("", text, start, stop))
+            return
+        done, low = "", start
+        for n, part in enumerate(parts):
+            if not part:
+                continue
+            done += part
+            # The token at which this part's last character is complete; a token may hold the end of one and the start of the next.
+            high = low
+            while high < stop and len(self.encoder.decode(ids[start:high])) < len(done):
+                high += 1
+            out.append((part if n % 2 else "", part, low, high))
+            low = max(start, high - (high > start and len(self.encoder.decode(ids[start:high])) > len(done)))
+
+
+class _Ids:
+    """Ids for calls, made of the completion's tokens and the call's place in it: the same for the same completion."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids, self._seed, self._used = ids, b"", set[str]()
+
+    def next(self) -> str:
+        if not self._seed:
+            self._seed = hashlib.blake2b(",".join(map(str, self._ids)).encode(), digest_size=16).digest()
+        salt = len(self._used)
+        while True:
+            number = int.from_bytes(hashlib.blake2b(self._seed + salt.to_bytes(4, "big"), digest_size=8).digest(), "big")
+            # Nine letters and digits: the only length that the templates that check it take.
+            name = "c"
+            for _ in range(8):
+                number, digit = divmod(number, 36)
+                name += _DIGITS[digit]
+            if name not in self._used:
+                self._used.add(name)
+                return name
+            salt += 1 << 16
+
+
+class _Reading:
+    """One completion being read, piece by piece."""
+
+    def __init__(self, tools: Sequence[ToolSpec], ids: _Ids, thinking: bool) -> None:
+        self.tools, self.ids = tools, ids
+        self.thinking = thinking
+        self.thoughts: list[str] = [""] if thinking else []
+        self.texts: list[str] = [""]
+        self.calls: list[ToolCall] = []
+        self.problems: list[ParseProblem] = []
+        self.inside: list[str] | None = None
+        self.began = 0
+        self.reasoned = thinking
+
+    def take(self, tag: str, text: str, start: int, stop: int) -> None:
+        if self.thinking:
+            if tag == THINK_END:
+                self.thinking = False
+            else:
+                self.thoughts[-1] += text
+        elif self.inside is not None:
+            if tag == CALL_END:
+                self._close(stop)
+            elif tag == CALL:
+                self._broken(start, "another call begins before this one closes")
+                self.inside, self.began = [], start
+            else:
+                self.inside.append(text)
+        elif tag == CALL:
+            self.inside, self.began = [], start
+            self.texts.append("")
+        elif tag == THINK:
+            self.thinking = self.reasoned = True
+            self.thoughts.append("")
+        elif tag == THINK_END and not self.reasoned and not self.calls and not self.problems:
+            # The prompt may have opened the block without our being told.
+            self.reasoned = True
+            self.thoughts.append("".join(self.texts))
+            self.texts = [""]
+        else:
+            if tag:
+                self.problems.append(ParseProblem((start, stop), text, f"{text} closes nothing"))
+            self.texts[-1] += text
+
+    def _close(self, stop: int) -> None:
+        inner = "".join(self.inside or ())
+        self.inside = None
+        call, problem = read_call(inner, self.tools, self.ids.next(), f"{CALL}{inner}{CALL_END}")
+        self.calls.append(call)
+        if problem:
+            self.problems.append(ParseProblem((self.began, stop), call.raw or inner, problem))
+
+    def _broken(self, stop: int, why: str) -> None:
+        inner = "".join(self.inside or ())
+        self.inside = None
+        raw = clean(CALL + inner)
+        self.calls.append(ToolCall(self.ids.next(), _name_in(inner), {}, why, raw))
+        self.problems.append(ParseProblem((self.began, stop), raw, why))
+
+    def finish(self, length: int, stopped: bool) -> Parsed:
+        closed = not self.thinking and self.inside is None
+        if self.inside is not None:
+            inner = "".join(self.inside)
+            call, problem = read_call(inner, self.tools, self.ids.next(), CALL + inner)
+            if problem or not stopped:
+                call = ToolCall(call.id, call.name, {}, f"the call never closes with {CALL_END}", clean(CALL + inner))
+            self.calls.append(call)
+            self.problems.append(ParseProblem((self.began, length), CALL + inner, f"the call never closes with {CALL_END}"))
+        if self.thinking and stopped:
+            text = self.thoughts[-1]
+            self.problems.append(ParseProblem((0, length), text, f"the reasoning never closes with {THINK_END}"))
+        reasoning = "\n".join(t for t in (text.strip("\n") for text in self.thoughts) if t) if self.reasoned else None
+        message = Message("assistant", self._content(), reasoning, tool_calls=tuple(self.calls))
+        status = "truncated" if not stopped else "malformed" if self.problems else "ok"
+        return Parsed(message, status, closed, tuple(self.problems))
+
+    def _content(self) -> str:
+        texts = self.texts
+        if self.reasoned:
+            texts = [texts[0].lstrip("\n"), *texts[1:]]
+        if len(texts) == 1:
+            return texts[0]
+        first = texts[0].rstrip("\n")
+        return "\n".join(t for t in (first, *(text.strip("\n") for text in texts[1:])) if t and not t.isspace())
+
+
+def read_call(inner: str, tools: Sequence[ToolSpec], call_id: str, raw: str) -> tuple[ToolCall, str | None]:
+    """The call that stands in *inner*, the text between the tags, and what is wrong with it, or None."""
+    text = inner.strip()
+    try:
+        if text.startswith("<function="):
+            name, arguments = _xml(text, tools)
+        else:
+            name, arguments = _json(text, tools)
+        return ToolCall(call_id, name, arguments), None
+    except (ValueError, RecursionError, OverflowError) as error:
+        why = str(error) if isinstance(error, Unreadable) else f"the call is not valid JSON: {error}"
+        if isinstance(error, RecursionError):
+            why = "the call is nested too deeply"
+        return ToolCall(call_id, _name_in(inner), {}, why, clean(raw)), why
+
+
+def _schema(name: str, tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """(properties, the whole schema) of the tool called *name*."""
+    for tool in tools:
+        if tool.name == name:
+            return properties(tool.parameters), tool.parameters
+    return {}, {}
+
+
+def _xml(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
+    match = _FUNCTION.fullmatch(text)
+    if match is None:
+        raise Unreadable("the call does not end with </function>")
+    name, body = match[1].strip(), match[2]
+    if not name:
+        raise Unreadable("the call names no function")
+    known, root = _schema(name, tools)
+    arguments: dict[str, Any] = {}
+    at = 0
+    while body[at:].strip():
+        head = _PARAMETER.match(body, at)
+        if head is None:
+            raise Unreadable(f"expected <parameter=...>, found {body[at:].strip()[:40]!r}")
+        key = head[1].strip()
+        if not key or key in arguments:
+            raise Unreadable(f"parameter {key!r} is given twice" if key else "a parameter has no name")
+        stop, after = _value_end(body, head.end(), known)
+        value = body[head.end() : stop]
+        value = value[value.startswith("\n") :]
+        value = value[: -1 if value.endswith("\n") else None]
+        arguments[key] = _argument(key, from_text, clean(value), types(known.get(key), root))
+        at = after
+    return name, arguments
+
+
+def _value_end(body: str, at: int, known: Mapping[str, Any]) -> tuple[int, int]:
+    """Where the value that starts at *at* ends, and where to read on: at a close that another parameter or the end follows.
+
+    Where the tool's schema is known, a parameter that it does not have does not count: a value may well contain such text.
+    """
+    for end in _ENDS.finditer(body, at):
+        following = _PARAMETER.match(body, end.end())
+        if following is None or not known or following[1].strip() in known:
+            return end.start(), end.end()
+    end = next(_ENDS.finditer(body, at), None)
+    if end is None:
+        raise Unreadable("a parameter does not end with </parameter>")
+    return end.start(), end.end()
+
+
+def _json(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
+    call = json.loads(text, parse_constant=_constant)
+    if not isinstance(call, dict):
+        raise Unreadable("the call is not a JSON object")
+    if isinstance(call.get("function"), dict) and "name" not in call:
+        call = call["function"]
+    name = call.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise Unreadable('the call has no "name"')
+    key = next((k for k in ("arguments", "parameters") if k in call), None)
+    arguments = call[key] if key else {}
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments, parse_constant=_constant) if arguments.strip() else {}
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise Unreadable('"arguments" is not an object')
+    known, root = _schema(name, tools)
+    out = {}
+    raws: dict[str, str] | None = None
+    for field, value in arguments.items():
+        allowed = types(known.get(field), root)
+        if allowed and "string" in allowed and not isinstance(value, str) and raws is None:
+            raws = _raw_members(text)
+        out[field] = _argument(field, from_json, value, (raws or {}).get(field), allowed)
+    if "\\u" in text:
+        # An escaped half of a surrogate pair is valid JSON and no valid text.
+        name, out = clean(name), json.loads(clean(json.dumps(out, ensure_ascii=False)))
+    return name, out
+
+
+def _argument(name: str, read: Any, *args: Any) -> Any:
+    try:
+        return read(*args)
+    except Unreadable as error:
+        raise Unreadable(f"argument {name!r} {error}") from None
+
+
+def _constant(word: str) -> Any:
+    raise Unreadable(f"{word} is not valid JSON")
+
+
+_DECODER = json.JSONDecoder()
+_BLANK = re.compile(r"[\s,:]*")
+
+
+def _raw_members(text: str) -> dict[str, str]:
+    """The members of the call's arguments object, as they stand in *text* (valid JSON): a number's own digits, say."""
+    match = re.search(r'"(?:arguments|parameters)"\s*:\s*\{', text)
+    out: dict[str, str] = {}
+    if match is None:
+        return out
+    at = match.end()
+    try:
+        while text[(at := _BLANK.match(text, at).end())] != "}":  # type: ignore[union-attr]
+            key, at = _DECODER.raw_decode(text, at)
+            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            _, stop = _DECODER.raw_decode(text, at)
+            out[key], at = text[at:stop], stop
+    except (ValueError, IndexError):
+        return out
+    return out
+
+
+def _name_in(text: str) -> str:
+    """The function's name in a call that does not parse, as far as it can be told; else ''."""
+    match = re.search(r'<function=([^>\s]+)|"name"\s*:\s*"([^"\\]*)"', text)
+    return clean((match[1] or match[2]) if match else "")

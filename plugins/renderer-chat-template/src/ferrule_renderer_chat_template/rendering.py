@@ -1,0 +1,124 @@
+"""A whole conversation as tokens, each with its kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from ferrule import Message, Rendered, TokenKind, ToolSpec
+
+from .encoding import Encoder, Guard, kinds_of
+from .grammar import Grammar, opened
+from .template import Located, Span, Template
+
+
+class Rendering:
+    """Renders whole conversations; pure but for what it was made of."""
+
+    def __init__(self, template: Template, grammar: Grammar, encoder: Encoder) -> None:
+        self.template, self.grammar, self.encoder = template, grammar, encoder
+        closes = sorted((encoder.control[i] for i in grammar.closes), key=len, reverse=True)
+        self._close = re.compile("|".join(map(re.escape, closes))) if closes else None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
+        order = answer_order(messages)
+        shown = [messages[i] for i in order]
+        located = self.template.locate(shown, tools, generation=generation)
+        text = located.text
+        starts, actions = self._layout(shown, located)
+        guards = self.guards(shown, located)
+        cuts = [p for action in actions if action for p in action]
+        tokens = self.encoder.tokenize(text, [*cuts, *located.cuts], guards, fresh=True)
+        outside = [s for m, s in zip(shown, located.contents, strict=True) if s and m.role != "assistant"]
+        kinds = kinds_of(text, tokens, sorted(outside))
+        for action in actions:
+            if action:
+                first, last = tokens.overlapping(*action)
+                kinds[first:last] = TokenKind.ACTION
+        edges = [tokens.index(p) for p in starts]
+        spans = [(0, 0)] * len(messages)
+        for k, i in enumerate(order):
+            spans[i] = (edges[k], max(edges[k], edges[k + 1]))
+        tail = text[max((s[1] for s in located.contents if s), default=0) :]
+        return Rendered(np.array(tokens.ids, np.int32), kinds, tuple(spans), opened(tail) if generation else ())
+
+    def guards(self, messages: Sequence[Message], located: Located) -> list[Guard]:
+        """Contents come from outside, and reasoning may hold anything: only an assistant's own markup is read as control tokens."""
+        out: list[Guard] = []
+        for message, content, reasoning in zip(messages, located.contents, located.reasonings, strict=True):
+            allowed = self.encoder.markup if message.role == "assistant" else frozenset[int]()
+            out += [(*span, allowed) for span in (reasoning, content) if span]
+        return sorted(out, key=lambda guard: guard[0])
+
+    def _layout(self, messages: Sequence[Message], located: Located) -> tuple[list[int], list[Span | None]]:
+        """Where each message starts (and the last one ends), and what of the assistant's the model would have sampled."""
+        text, grammar = located.text, self.grammar
+        end = len(text)
+        if grammar.generation and text.endswith(grammar.generation):
+            end -= len(grammar.generation)
+        starts: list[int] = []
+        actions: list[Span | None] = []
+        low = 0
+        for i, message in enumerate(messages):
+            own = [s for s in (located.contents[i], located.reasonings[i]) if s and s[0] >= low]
+            limit = min((s[0] for s in own), default=self._limit(located, i, end))
+            begin = grammar.boundary(text, low, limit, message.role) if i else 0
+            starts.append(begin)
+            after = max((s[1] for s in own), default=low)
+            action = None
+            if message.role == "assistant":
+                action = self._action(text, messages[i - 1].role if i else "", low, begin, limit, after, end)
+                after = action[1]
+            actions.append(action)
+            low = max(low, after)
+        starts.append(max(end, low) if low <= end else len(text))
+        for k in range(len(starts) - 2, -1, -1):
+            starts[k] = min(starts[k], starts[k + 1])
+        return starts, actions
+
+    @staticmethod
+    def _limit(located: Located, index: int, end: int) -> int:
+        return min((s[0] for s in located.contents[index + 1 :] if s), default=end)
+
+    def _action(self, text: str, previous: str, low: int, begin: int, limit: int, after: int, end: int) -> Span:
+        """What was sampled of the assistant message that begins at *begin*: from its generation prompt to its stop token."""
+        grammar = self.grammar
+        start = begin
+        prompted = grammar.after.get(previous, "")
+        if prompted and text.startswith(prompted, low):
+            start = low + len(prompted)
+        elif grammar.generation and text.startswith(grammar.generation, begin):
+            start = begin + len(grammar.generation)
+        elif grammar.header and text.startswith(grammar.header, begin):
+            start = begin + len(grammar.header)
+        elif limit < end:
+            start = max(low, limit - (len(text[:limit]) - len(text[:limit].rstrip())))
+        close = self._close.search(text, max(after, start)) if self._close else None
+        return (start, max(start, close.end() if close else end))
+
+
+def answer_order(messages: Sequence[Message]) -> list[int]:
+    """Indexes of *messages*, the answers to one message's calls put in the order of the calls: many templates pair by order alone."""
+    order = list(range(len(messages)))
+    calls: dict[str, int] = {}
+    i = 0
+    while i < len(messages):
+        if messages[i].role != "tool":
+            calls = {c.id: n for n, c in enumerate(messages[i].tool_calls)}
+            i += 1
+            continue
+        stop = i
+        while stop < len(messages) and messages[stop].role == "tool":
+            stop += 1
+        order[i:stop] = sort_answers(order[i:stop], messages, calls)
+        i = stop
+    return order
+
+
+def sort_answers(block: list[int], messages: Sequence[Message], calls: dict[str, int]) -> list[int]:
+    """*block*, indexes of tool messages, by the position of the call that each answers; as it is where any answers none."""
+    if len(block) < 2 or any(messages[i].tool_call_id not in calls for i in block):
+        return block
+    return sorted(block, key=lambda i: calls[messages[i].tool_call_id or ""])
