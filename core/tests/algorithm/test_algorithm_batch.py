@@ -111,6 +111,14 @@ def test_a_group_too_small_leaves_after_the_baseline_was_taken(make):
     assert not np.allclose(with_it.advantages, make.batch(pair, make.BatchNormal).advantages)
 
 
+def test_a_dropped_attempt_is_counted_once_under_the_first_reason(make):
+    batch = make.batch(make.group("lone", [1.0]) + make.group("t", [1, 0]))
+    assert batch.dropped == {"too_few_attempts": 1}
+    spared = make.batch(make.group("lone", [1.0], "PAOA"), losses=[make.watch()])
+    assert len(spared) == 0
+    assert spared.dropped == {"too_few_attempts": 1}
+
+
 def test_an_invalid_attempt_never_enters_the_baseline(make):
     pair, lone = make.group("pair", [1, 0]), make.group("lone", [5.0])
     lone[0].failure = Failure.VERIFIER_CRASHED

@@ -131,6 +131,14 @@ def test_the_loss_is_a_mean_over_trajectories_that_have_its_tokens(make, mixed):
     assert sum(float(ce.sum(dtype=np.float64)) for ce in objective.ce) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("unit", ["trajectory", "row"])
+def test_a_trajectory_of_several_rows_counts_once_in_an_auxiliary_loss(make, unit):
+    watch = make.watch(1.0)
+    episodes = [make.episode("t", 0, "PAOOA", "PPAOA", reward=1.0), make.episode("t", 1, "PAOA", reward=0.0)]
+    objective = lower(make.batch(episodes, losses=[watch]), PolicyConfig(unit=unit), [watch])
+    np.testing.assert_allclose([ce.max() for ce in objective.ce], [1 / 6, 1 / 6, 1 / 2], rtol=1e-6)
+
+
 def test_a_single_turn_adds_nothing_and_trains_no_prompt(make):
     watch = make.watch()
     objective = lower(make.batch(make.group("t", [1, 0], "PPPAAA"), losses=[watch]), PolicyConfig(), [watch])
@@ -248,6 +256,9 @@ class TestWeights:
         assert [s[1] for s in seen] == [1, 0, 0.5, 0.5]
         np.testing.assert_allclose([s[2] for s in seen], [1, -1, 0, 0], atol=1e-5)
         assert {s[3] for s in seen} == {7}
+        seen.clear()
+        lower(attrs.evolve(batch, policy=np.zeros(4, bool)), PolicyConfig(), [gate], logprobs=current)
+        assert [s[2] for s in seen] == [0, 0, 0, 0]
         with pytest.raises(ferrule.FerruleError, match="'gate'"):
             lower(batch, PolicyConfig(), [gate])
 
