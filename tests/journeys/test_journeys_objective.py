@@ -10,7 +10,7 @@ import ferrule_advantage_rloo
 import ferrule_loss_echo
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
@@ -130,6 +130,7 @@ def test_a_masked_attempt_leaves_a_group_of_three(cls):
     np.testing.assert_array_equal(batch.advantages, three)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.7, 1.0]), min_size=1, max_size=8), st.sampled_from(ESTIMATORS))
 def test_whatever_the_rewards_what_is_lowered_is_finite(rewards, cls):
     found = objective(group("t", rewards, TWO_TURNS), [echo()], cls)

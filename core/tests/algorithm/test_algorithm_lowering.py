@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
@@ -146,6 +146,7 @@ def test_a_single_turn_adds_nothing_and_trains_no_prompt(make):
     assert all(not w[:3].any() for w in objective.weights)
 
 
+@settings(deadline=None)
 @given(coef=st.floats(1e-3, 2.0), factor=st.floats(0.1, 10.0))
 def test_lowering_is_linear_in_the_coefficient(make, mixed, coef, factor):
     one, many = make.watch(coef), make.watch(coef * factor)
@@ -176,6 +177,7 @@ def test_one_loss_twice_is_an_error(make, mixed):
         lower(make.batch(mixed), PolicyConfig(), [make.watch(0.1), make.watch(0.2)])
 
 
+@settings(deadline=None)
 @given(st.permutations(range(8)), st.integers(0, 8))
 def test_parts_of_an_objective_sum_to_the_whole(make, mixed, order, cut):
     watch = make.watch(0.5)

@@ -6,7 +6,7 @@ import attrs
 import ferrule_advantage_grpo
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
@@ -65,6 +65,7 @@ reward = st.integers(-8, 8).map(lambda n: n / 4)
 groups = st.lists(st.lists(reward, min_size=1, max_size=9), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(groups, st.sampled_from(["std", "none"]))
 def test_advantages_of_a_group_sum_to_zero(rewards: list[list[float]], scale: str) -> None:
     found = estimate(rewards, scale=scale)
@@ -72,6 +73,7 @@ def test_advantages_of_a_group_sum_to_zero(rewards: list[list[float]], scale: st
         assert abs(part.sum()) < 1e-9
 
 
+@settings(deadline=None)
 @given(groups, st.randoms(use_true_random=False))
 def test_the_order_of_attempts_does_not_matter(rewards: list[list[float]], random: object) -> None:
     orders = [random.sample(range(len(group)), len(group)) for group in rewards]
@@ -80,12 +82,14 @@ def test_the_order_of_attempts_does_not_matter(rewards: list[list[float]], rando
     np.testing.assert_allclose(shuffled, np.concatenate([p[o] for p, o in zip(parts, orders, strict=True)]), atol=1e-9)
 
 
+@settings(deadline=None)
 @given(groups, st.floats(0.5, 4.0), st.integers(-3, 3))
 def test_scale_and_offset_of_rewards_do_not_matter(rewards: list[list[float]], factor: float, offset: int) -> None:
     moved = [[factor * r + offset for r in group] for group in rewards]
     np.testing.assert_allclose(estimate(moved, eps=1e-12), estimate(rewards, eps=1e-12), atol=1e-6)
 
 
+@settings(deadline=None)
 @given(groups)
 def test_groups_do_not_touch_each_other(rewards: list[list[float]]) -> None:
     np.testing.assert_allclose(estimate(rewards), np.concatenate([estimate([group]) for group in rewards]), atol=1e-12)
