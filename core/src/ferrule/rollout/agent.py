@@ -151,7 +151,8 @@ class Agent:
         self.resets = 0
         self._rollout, self._renderer, self._session = rollout, renderer, session
         self._context_length, self._vocab_size = context_length, vocab_size
-        self._sampling = attrs.evolve(rollout.sampling, stop_ids=rollout.sampling.stop_ids | renderer.stop_ids)
+        stop_ids = frozenset((*rollout.sampling.stop_ids, *renderer.stop_ids))
+        self._sampling = attrs.evolve(rollout.sampling, stop_ids=stop_ids)  # type: ignore[arg-type]  # a generic converter
         self._threads: list[Thread] = []
         self._held: Counter[Hashable] = Counter()
         self._lock = asyncio.Lock()
@@ -281,6 +282,8 @@ class Agent:
         step = self.ledger.sample(thread.segment, sample, parsed.message, parsed.status)
         thread.left_open = () if parsed.closed else thread.opened
         thread.stop = int(sample.ids[-1]) if sample.stop_reason == "stop" and len(sample.ids) else "length"
+        if any(message.role == "assistant" and message.reasoning for message in (*thread.messages[-1:], *new)):
+            thread.strippable = True
         for message in (*new, parsed.message):
             thread.messages.append(message)
             name = key(message)
@@ -312,6 +315,7 @@ class Agent:
             roles=tuple(message.role for message in thread.messages[max(0, before - 8) : before]),
             opened=thread.left_open,
             tools=thread.tools,
+            strippable=thread.strippable,
         )
 
     def _guarded(self, what: str, function: Any, *args: Any, **options: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import numpy as np
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..kinds import Sample
+
+S = TypeVar("S", bound=np.generic)
 
 _FIRST_CAPACITY = 512
 
@@ -30,13 +32,17 @@ class _Buffer:
         self.length = 0
         self.response = 0
         """How many tokens are not PROMPT."""
-        self._allocate(_FIRST_CAPACITY)
+        self.ids = np.empty(_FIRST_CAPACITY, np.int32)
+        self.kind = np.empty(_FIRST_CAPACITY, np.uint8)
+        self.logprobs = np.empty(_FIRST_CAPACITY, np.float32)
+        self.version = np.empty(_FIRST_CAPACITY, np.int32)
 
-    def _allocate(self, capacity: int) -> None:
-        for name, dtype in (("ids", np.int32), ("kind", np.uint8), ("logprobs", np.float32), ("version", np.int32)):
-            fresh = np.empty(capacity, dtype)
-            if self.length:
-                fresh[: self.length] = getattr(self, name)[: self.length]
+    def _move(self, capacity: int) -> None:
+        """Into fresh arrays."""
+        for name in ("ids", "kind", "logprobs", "version"):
+            old = getattr(self, name)
+            fresh = np.empty(capacity, old.dtype)
+            fresh[: self.length] = old[: self.length]
             setattr(self, name, fresh)
 
     def append(
@@ -48,7 +54,7 @@ class _Buffer:
     ) -> None:
         start, stop = self.length, self.length + len(ids)
         if stop > len(self.ids):
-            self._allocate(max(stop, 2 * len(self.ids)))
+            self._move(max(stop, 2 * len(self.ids)))
         self.ids[start:stop] = ids
         self.kind[start:stop] = kind
         self.logprobs[start:stop] = logprobs
@@ -58,11 +64,11 @@ class _Buffer:
 
     def crop(self, length: int) -> None:
         self.length = length
-        self._allocate(len(self.ids))
+        self._move(len(self.ids))
         self.response = int(np.count_nonzero(self.kind[:length]))
 
-    def view(self, name: str, start: int = 0) -> NDArray:
-        out = getattr(self, name)[start : self.length]
+    def view(self, array: NDArray[S], start: int = 0) -> NDArray[S]:
+        out = array[start : self.length]
         out.flags.writeable = False
         return out
 
@@ -111,7 +117,8 @@ class Ledger:
 
     def tokens(self, segment: int, start: int = 0, stop: int | None = None) -> NDArray[np.int32]:
         """int32[T], a read-only view of the tokens of *segment* from *start* to *stop*; what it shows never changes."""
-        view = self._buffers[segment].view("ids", start)
+        buffer = self._buffers[segment]
+        view = buffer.view(buffer.ids, start)
         return view if stop is None else view[: stop - start]
 
     def open(self) -> int:
@@ -146,7 +153,7 @@ class Ledger:
     def segments(self) -> tuple[Segment, ...]:
         """Every segment, as read-only views."""
         return tuple(
-            Segment(b.view("ids"), b.view("kind"), b.view("logprobs"), b.view("version")) for b in self._buffers
+            Segment(b.view(b.ids), b.view(b.kind), b.view(b.logprobs), b.view(b.version)) for b in self._buffers
         )
 
     @property

@@ -25,6 +25,7 @@ class Thread:
 
     ``generation`` is where the last generation prompt starts in the segment, ``prompt_length`` where the last completion does.
     ``opened`` are the blocks that the generation prompt left open, ``left_open`` those of them still open after the completion.
+    ``strippable`` is whether a reply before the last came with reasoning.
     """
 
     segment: int
@@ -35,6 +36,7 @@ class Thread:
     opened: tuple[str, ...] = ()
     left_open: tuple[str, ...] = ()
     stop: int | Literal["length"] = "length"
+    strippable: bool = False
     counts: Counter[Hashable] = attrs.field(factory=Counter)
 
 

@@ -129,21 +129,23 @@ class Player:
         except Exception as error:
             log.debug("harness_failed", episode=name, exc_info=True)
             failure = EpisodeFailed(Failure.HARNESS_FAILED, f"harness {self.harness.name!r}: {one_line(error)}")
-            if play.failure is not None or isinstance(rollout.ended, EpisodeFailed):
-                # The harness broke over a failure that it was told of: the root is what counts.
-                failure = play.failure or rollout.ended
+            # Where the harness broke over a failure that it was told of, the root is what counts.
+            if play.failure is not None:
+                failure = play.failure
+            elif isinstance(rollout.ended, EpisodeFailed):
+                failure = rollout.ended
         finally:
             try:
                 await outlast(self._close(play, rollout))
             finally:
                 self.stats.closed["episodes"] += 1
-        reward = result.reward if result is not None and failure is None else None
+        reward = result.reward if result is not None else None
         return Episode(
             id=name,
             task_id=task.id,
             attempt=attempt,
             trajectories=tuple(agent.trajectory(reward) for agent in rollout.agents),
-            termination=result.termination if reward is not None else Termination.ERROR,
+            termination=result.termination if result is not None else Termination.ERROR,
             scores=play.scores,
             reward=reward,
             messages=tuple(play.messages),
@@ -180,7 +182,7 @@ class Player:
         if rollout.undelivered is not None and play.turn is not None:
             play.turn.record(rollout.undelivered)
         if rollout.ended is not None:
-            return await play.cut(rollout.ended.termination)
+            return await play.cut(Termination(rollout.ended.termination))
         if play.over:
             return await play.result()
         return await play.cut(Termination.TIMEOUT if limit.expired() else Termination.UNKNOWN)
