@@ -12,7 +12,7 @@ from ..errors import FerruleError
 from ..logs import get_logger
 from ..store import RunStore
 from .evaluation import UNTRAINED, evaluate_at
-from .manifest import manifest
+from .manifest import changes, manifest
 from .parts import Parts, facts
 from .position import Position, sweep
 from .reporter import Reporter
@@ -164,6 +164,8 @@ async def _under_way(
         if position.checkpoint is not None:
             await parts.trainer.restore(position.checkpoint)  # type: ignore[union-attr]
         run = Run(parts, player, store, info, position, reporter, stop)
+        for text in changes(store.manifest, manifest(loaded)) if resumed else ():
+            run.warn(text)
         yield run
         status = run.status
     except asyncio.CancelledError:
