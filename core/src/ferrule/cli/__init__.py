@@ -30,6 +30,9 @@ SUMMARIES = {
 }
 """One line for each of the core's commands, so that ``--help`` imports none of them."""
 
+_QUIET = ("check", "explain", "plugins")
+"""Commands that log nothing, and so need not pay for the logging library."""
+
 
 class _Commands(click.Group):
     """Looks commands up in the metadata."""
@@ -67,6 +70,10 @@ class _Commands(click.Group):
             return None
         from ..plugins.references import Ref, load
 
+        if candidate.dist.key != "ferrule" or candidate.name not in _QUIET:
+            from .output import log_to_stderr
+
+            log_to_stderr()
         command = load(Ref("command", cmd_name, candidate))
         if not isinstance(command, click.Command):
             raise PluginError(f"command {cmd_name!r} of {candidate.dist} is not a click command but {type(command).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,6 +19,23 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Override a value: train.steps=10, losses.0.coef=0.1. Values are TOML's; a bare word is text. May be repeated.",
     )(command)
     return click.argument("config", type=click.Path(path_type=str))(command)
+
+
+def log_to_stderr() -> None:
+    """Configure structlog for a command: warnings and errors, plainly, to stderr. ``FERRULE_LOG=info`` or ``debug`` shows more."""
+    import structlog
+
+    levels = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper("%H:%M:%S", utc=False),
+            # Not rich's traceback: it prints the values of variables, secrets among them.
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(levels.get(os.environ.get("FERRULE_LOG", "").lower(), 30)),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def emit(data: Any) -> None:

@@ -32,7 +32,7 @@ class _Checks:
         self.trainer, self.sandbox = chosen.get(("trainer",)), chosen.get(("sandbox",))
         self.taskset, self.harness = chosen.get(("taskset",)), chosen.get(("harness",))
         train = self.good.get("train")
-        self.training = "trainer" in raw and train is not None and train.steps > 0
+        self.training = "trainer" in raw and (train is None or train.steps > 0)
 
     def add(self, message: str, *place: str | int) -> None:
         self.problems.append(self.structurer.problem(message, place))
@@ -84,7 +84,7 @@ class _Checks:
         for section in ("trainer", "renderer"):
             if section not in self.raw:
                 self.add(f"{what}; add [{section}]", section)
-        if self.training and "advantage" not in self.raw:
+        if self.training and self.good.get("train") is not None and "advantage" not in self.raw:
             self.add("required, and missing: [train] learns from advantages; add [advantage], or set train.steps = 0", "advantage")
 
     def policy(self, trainer: Any) -> None:
@@ -161,40 +161,42 @@ class _Checks:
 
     def rewards(self, tasks: Sequence[Any]) -> None:
         rollout = self.good.get("rollout")
-        if rollout is None:
-            return
         without = [task for task in tasks if not task.score_names]
         if without:
-            self.add(f"{_some(without)} no reward: no verifier gives a score".replace("tasks have", "tasks make").replace("task has", "task makes"), "taskset")
+            self.add(f"{_some(without, 'makes', 'make')} no reward: no verifier gives a score", "taskset")
         scored = [task for task in tasks if task.score_names]
+        if rollout is None:
+            return
         if rollout.reward is None:
             several = [task for task in scored if len(task.score_names) > 1]
             if several:
                 names = ", ".join(sorted({name for task in several for name in task.score_names}))
-                self.add(f"{_some(several)} several scores ({names}): name the one that is the reward", "rollout", "reward")
-        else:
-            lacking = [task for task in scored if rollout.reward not in task.score_names]
-            if lacking:
-                names = sorted({name for task in lacking for name in task.score_names})
-                self.add(f"{_some(lacking)} no score {rollout.reward!r}{nearest(rollout.reward, names)}", "rollout", "reward")
+                self.add(f"{_some(several, 'has', 'have')} several scores ({names}): name the one that is the reward", "rollout", "reward")
+            return
+        lacking = [task for task in scored if rollout.reward not in task.score_names]
+        if lacking:
+            names = sorted({name for task in lacking for name in task.score_names})
+            self.add(f"{_some(lacking, 'has', 'have')} no score {rollout.reward!r}{nearest(rollout.reward, names)}", "rollout", "reward")
 
     def sandboxes(self, tasks: Sequence[Any]) -> None:
         needing = [task for task in tasks if task.sandbox is not None or task.needs_isolation]
         if needing and "sandbox" not in self.raw:
-            self.add(f"required, and missing: {_some(needing)} need of a sandbox; add [sandbox]", "sandbox")
+            self.add(f"required, and missing: {_some(needing, 'needs', 'need')} a sandbox; add [sandbox]", "sandbox")
         if self.sandbox is None:
             return
         provides = frozenset(self.sandbox.cls.provides)  # type: ignore[attr-defined]
-        isolated = [task for task in tasks if task.needs_isolation]
-        if isolated and "isolation" not in provides:
-            self.add(f"{_some(isolated)} need of 'isolation', and sandbox {self.sandbox.ref!r} isolates nothing", "sandbox", "use")
-        images = [task for task in tasks if task.sandbox is not None and task.sandbox.image is not None]
-        if images and "images" not in provides:
-            self.add(f"{_some(images)} need of 'images', and sandbox {self.sandbox.ref!r} boots none", "sandbox", "use")
+        needs = {
+            "isolation": [task for task in tasks if task.needs_isolation],
+            "images": [task for task in tasks if task.sandbox is not None and task.sandbox.image is not None],
+        }
+        place = ("sandbox",) if isinstance(self.raw.get("sandbox"), str) else ("sandbox", "use")
+        for need, by in needs.items():
+            if by and need not in provides:
+                self.add(f"{_some(by, 'needs', 'need')} {need!r}, and sandbox {self.sandbox.ref!r} does not provide it", *place)
 
 
-def _some(tasks: Sequence[Any]) -> str:
-    """``task 'a' has``, or ``3 tasks ('a' and others) have``: the beginning of a sentence."""
+def _some(tasks: Sequence[Any], one: str, many: str) -> str:
+    """``task 'a' has``, or ``3 tasks ('a' and others) have``: the beginning of a sentence, with its verb."""
     if len(tasks) == 1:
-        return f"task {tasks[0].id!r} has"
-    return f"{len(tasks)} tasks ({tasks[0].id!r} and others) have"
+        return f"task {tasks[0].id!r} {one}"
+    return f"{len(tasks)} tasks ({tasks[0].id!r} and others) {many}"

@@ -109,8 +109,9 @@ def _override(raw: dict[str, Any], texts: Sequence[str]) -> tuple[dict[Place, st
         if isinstance(placed, Problem):
             problems.append(placed)
         elif isinstance(parsed, set_.Override):
-            at = {place: by for place, by in at.items() if place[: len(placed)] != placed}
-            at[placed] = parsed.source
+            leaf, made = placed
+            at = {place: by for place, by in at.items() if place[: len(leaf)] != leaf}
+            at[leaf] = at[made] = parsed.source
     return at, problems
 
 

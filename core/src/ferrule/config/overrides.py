@@ -37,7 +37,7 @@ def parse(text: str) -> Override | Problem:
     while match := _PART.match(text, at):
         keys.append(next(group for group in match.groups() if group is not None))
         at = match.end()
-        if text[at : at + 1] != ".":
+        if text[at : at + 1] != "." or not _PART.match(text, at + 1):
             break
         at += 1
     source = f"--set {text.partition('=')[0]}"
@@ -54,13 +54,16 @@ def parse(text: str) -> Override | Problem:
     return Override(tuple(keys), data["value"] if data.keys() == {"value"} else written)
 
 
-def apply(data: dict[str, Any], override: Override, is_list: Callable[[str], bool], is_use: Callable[[str], bool]) -> Path | Problem:
-    """Put *override* into *data*, making what is missing on the way; the path it was put at, or what is wrong with it.
+def apply(data: dict[str, Any], override: Override, is_list: Callable[[str], bool], is_use: Callable[[str], bool]) -> tuple[Path, Path] | Problem:
+    """Put *override* into *data*, making what is missing on the way; or what is wrong with it.
+
+    The answer is the path it was put at, and that of the outermost thing that was made for it (the same where only the value is new).
 
     *is_list* and *is_use* tell, of a top-level key, whether the schema has a list there, and whether a text there is short for ``use``.
     """
     node: Any = data
     path: Path = ()
+    made: Path | None = None
     for i, key in enumerate(override.keys):
         last = i == len(override.keys) - 1
         if isinstance(node, list):
@@ -71,6 +74,7 @@ def apply(data: dict[str, Any], override: Override, is_list: Callable[[str], boo
                 return Problem((*path, index), f"the list has {len(node)} element{'s' * (len(node) != 1)}", source=override.source)
             if index == len(node):
                 node.append(override.value if last else {})
+                made = made or (*path, index)
             elif last:
                 node[index] = override.value
             elif isinstance(node[index], str) and is_use(override.keys[0]):
@@ -84,10 +88,11 @@ def apply(data: dict[str, Any], override: Override, is_list: Callable[[str], boo
             node[key] = override.value
         elif key not in node:
             node[key] = [] if not path and is_list(key) and override.keys[i + 1].isdigit() else {}
+            made = made or (*path, key)
         elif isinstance(node[key], str) and not path and is_use(key):
             node[key] = {"use": node[key]}
         path, node = (*path, key), node[key]
-    return path
+    return path, made or path
 
 
 def _dotted(path: Path) -> str:

@@ -47,7 +47,7 @@ def check_class(kind: Kind, found: Any, origin: str) -> type:
     if not isinstance(found, type):
         raise PluginError(f"{origin} is not a class but {type(found).__name__}: {found!r:.80}")
     if not issubclass(found, kind.base):
-        raise PluginError(f"{origin} is no {kind.name}: it does not extend ferrule.{kind.base.__name__}{_what(found)}")
+        raise PluginError(f"{origin} is not one: it does not extend ferrule.{kind.base.__name__}{_what(found)}")
     api = found.api
     oldest = max(1, kind.api - 1)
     if type(api) is not int or not oldest <= api <= kind.api:
@@ -63,4 +63,4 @@ def _what(found: type) -> str:
     from ..kinds import KINDS
 
     other = next((kind for kind in KINDS.values() if issubclass(found, kind.base)), None)
-    return f"; it is a {other.name}" if other else ""
+    return f"; it is of the kind {other.name!r}" if other else ""

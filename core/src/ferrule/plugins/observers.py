@@ -11,7 +11,10 @@ import pluggy
 
 from ..errors import FerruleError, PluginError
 from ..kinds import Observer, ObserverSpecs
+from ..logs import get_logger
 from .compat import nearest
+
+log = get_logger("ferrule.observers")
 
 _SPECS = {name: inspect.signature(getattr(ObserverSpecs, name)) for name in dir(ObserverSpecs) if name.startswith("ferrule_")}
 
@@ -72,9 +75,7 @@ def _guarded(hook: Callable[..., Any], label: str, name: str) -> Callable[..., A
         try:
             return hook(*args, **kwargs)
         except Exception as error:
-            import structlog
-
-            structlog.get_logger("ferrule.observers").error("observer_failed", observer=label, hook=name, error=f"{type(error).__name__}: {error}", exc_info=error)
+            log.error("observer_failed", observer=label, hook=name, error=f"{type(error).__name__}: {error}", exc_info=error)
             return None
 
     return call
@@ -102,7 +103,7 @@ class Observers:
                 made.append(use.make())
             except FerruleError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise PluginError(f"observer {use.ref!r} could not be started: {type(error).__name__}: {error}") from error
         return cls(made)
 

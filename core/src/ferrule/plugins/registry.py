@@ -223,7 +223,7 @@ class Registry:
             return f"{head}; {name!r} is offered by {', '.join(c.dist.name for c in offered)}"
         elsewhere = sorted({k for k, n in self._index if n == norm(name)})
         if elsewhere:
-            return f"{head}; there is a {elsewhere[0]} of that name"
+            return f"{head}; {'an' if elsewhere[0][0] in 'aeiou' else 'a'} {elsewhere[0]} is called that"
         known = {norm(c.name): c.name for c in self.candidates(kind)}
         if not known:
             return f"{head}: no {kind} is installed"
