@@ -30,8 +30,8 @@ _HOMES = {
     "config": ("existing",),
     "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Ledger"),
     "sandboxes": (
-        "OUTPUT_LIMIT", "BoundedOutput", "Commands", "FileView", "Mount", "RegisterEntry", "SandboxRegister", "kill_all",
-        "marked_processes", "process_table", "settle",
+        "OUTPUT_LIMIT", "BoundedOutput", "Commands", "FileView", "Mount", "RegisterEntry", "RunningCommand", "SandboxRegister",
+        "exited", "kill_all", "marked_processes", "process_table", "settle",
     ),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names}

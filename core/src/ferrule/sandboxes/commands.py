@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import os
 import subprocess
@@ -76,6 +77,31 @@ class _Pipe:
             self._ended(self)
 
 
+class RunningCommand(abc.ABC):
+    """A command under way, however it was started."""
+
+    @abc.abstractmethod
+    async def wait(self) -> int:
+        """Its exit code, the shell's way: 128 + n after signal n. May be cancelled and called again. SandboxError where it is lost."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """Kill all that the command has started. Called in a thread; may block."""
+
+
+class _Subprocess(RunningCommand):
+    def __init__(self, process: subprocess.Popen[bytes], kill: Callable[[int], None]) -> None:
+        self._process, self._kill = process, kill
+
+    async def wait(self) -> int:
+        await exited(self._process)
+        code = self._process.returncode
+        return 128 - code if code < 0 else code
+
+    def kill(self) -> None:
+        self._kill(self._process.pid)
+
+
 class Commands:
     """The commands of one sandbox.
 
@@ -95,51 +121,67 @@ class Commands:
         cwd: str | None = None,
         timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT,
-        started: Callable[[int], None] | None = None,
     ) -> ExecResult:
-        """Run *argv* in a session of its own. Its standard input is empty.
+        """Run *argv* as a subprocess in a session of its own. Its standard input is empty.
 
         ``kill`` is called with its pid, in a thread, on a timeout and on a cancel; it must kill all that was started.
-        ``started`` is called with the pid at once. Exit codes are the shell's: 128 + n after signal n. Raises
-        CommandTimeout, and SandboxError where the program cannot be started or not be killed.
+        Raises CommandTimeout, and SandboxError where the program cannot be started or not be killed.
         """
-        try:
-            process = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                env=dict(env), cwd=cwd, start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"{argv[0]} could not be started: {error}") from error
-        assert process.stdout is not None
-        assert process.stderr is not None
-        if started is not None:
-            started(process.pid)
-        pipes = []
-        for stream in (process.stdout, process.stderr):
-            pipe = _Pipe(os.dup(stream.fileno()), output_limit, self._pipes.discard)
-            stream.close()
-            self._pipes.add(pipe)
-            pipes.append(pipe)
-        out, err = pipes
+
+        def start(stdout: int, stderr: int) -> RunningCommand:
+            try:
+                process = subprocess.Popen(
+                    list(argv), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, bufsize=0, env=dict(env), cwd=cwd,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SandboxError(f"{argv[0]} could not be started: {error}") from error
+            return _Subprocess(process, kill)
+
+        return await self.follow(start, timeout=timeout, output_limit=output_limit)
+
+    async def follow(
+        self,
+        start: Callable[[int, int], RunningCommand],
+        *,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        keep_open: bool = False,
+    ) -> ExecResult:
+        """Follow the command that *start* starts, given the descriptors of its stdout and stderr, to its end.
+
+        The descriptors are closed here once it is started or, with ``keep_open``, once it has ended. Raises as :meth:`run`.
+        """
+        pipes, inner = [], []
+        for _ in range(2):
+            reading, writing = os.pipe()
+            inner.append(writing)
+            pipes.append(_Pipe(reading, output_limit, self._pipes.discard))
+        self._pipes.update(pipes)
         late = False
+        code = 0
         try:
-            async with asyncio.timeout(timeout):
-                await _exited(process)
-        except TimeoutError:
-            late = True
-            await settle(_end(process, kill))
-        except BaseException:
-            await settle(_end(process, kill))
-            raise
+            command = start(*inner)
+            if not keep_open:
+                _close(inner)
+            try:
+                async with asyncio.timeout(timeout):
+                    code = await command.wait()
+            except TimeoutError:
+                late = True
+                await settle(_end(command))
+            except BaseException:
+                await settle(_end(command))
+                raise
         finally:
-            out.forget()
-            err.forget()
-        stdout, stderr = out.kept.text(), err.kept.text()
+            _close(inner)
+            for pipe in pipes:
+                pipe.forget()
+        stdout, stderr = (pipe.kept.text() for pipe in pipes)
         if late:
             assert timeout is not None
             raise CommandTimeout(timeout, stdout, stderr)
-        code = process.returncode
-        return ExecResult(stdout, stderr, 128 - code if code < 0 else code)
+        return ExecResult(stdout, stderr, code)
 
     def close(self) -> None:
         """Let go of outputs that are still held open."""
@@ -147,7 +189,12 @@ class Commands:
             pipe.close()
 
 
-async def _exited(process: subprocess.Popen[bytes]) -> None:
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+async def exited(process: subprocess.Popen[bytes]) -> None:
     """Wait for *process* without a thread of its own: by a pidfd where there is one, else by looking."""
     try:
         fd = os.pidfd_open(process.pid)
@@ -166,10 +213,10 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-async def _end(process: subprocess.Popen[bytes], kill: Callable[[int], None]) -> None:
-    await asyncio.to_thread(kill, process.pid)
+async def _end(command: RunningCommand) -> None:
+    await asyncio.to_thread(command.kill)
     try:
         async with asyncio.timeout(10.0):
-            await _exited(process)
+            await command.wait()
     except TimeoutError:
-        raise SandboxError(f"process {process.pid} could not be killed") from None
+        raise SandboxError("a command could not be killed") from None

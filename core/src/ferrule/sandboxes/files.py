@@ -94,6 +94,18 @@ class FileView:
         finally:
             os.close(folder)
 
+    def remove(self, path: str) -> None:
+        """Delete a file, or a link itself; nothing happens where there is none."""
+        folder, name, writable = self._locate(path, make=False, follow=False)
+        try:
+            if not writable:
+                raise PermissionError(errno.EROFS, os.strerror(errno.EROFS), path)
+            os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        finally:
+            os.close(folder)
+
     def make_folder(self, path: str) -> None:
         """Make a folder and those above it; one that exists stays as it is."""
         folder, _, _ = self._locate(path.rstrip("/") + "/.", make=True, follow=False)
