@@ -104,7 +104,7 @@ def profit_score(state: Day) -> float:
 def days(first: int, count: int) -> Iterator[dict[str, Any]]:
     """The params of *count* days from *first* on."""
     for day in range(first, first + count):
-        yield {"id": f"day-{day:04d}", "day": day}
+        yield {"id": f"day-{day:03d}", "day": day}
 
 
 def best_actions(params: dict[str, Any]) -> list[dict[str, Any]]:
