@@ -91,6 +91,13 @@ def test_two_distributions_with_one_name_are_reported_and_the_longer_spelling_wo
     assert check(site, project, "--set", "losses.1.use=extra@left-losses", "--set", "losses.1.coef=0.1").returncode == 0
 
 
+def test_an_older_copy_of_a_distribution_in_use_is_mentioned(site, project, command):
+    (site.path / "ferrule_toy-0.2.dist-info").mkdir()
+    code, _, err = command("check", project / "run.toml")
+    assert code == 0
+    assert err.startswith("note: ferrule-toy: a folder without metadata")
+
+
 def test_the_report_for_programs_holds_every_problem(site, project):
     done = check(site, project, "--json", "--set", "train.stesp=3", "--set", "seed=x")
     assert done.returncode == 2

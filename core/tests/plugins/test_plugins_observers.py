@@ -49,6 +49,17 @@ def test_an_exception_in_one_is_logged_with_its_name_and_the_others_are_told():
     assert "disk full" in event["error"]
 
 
+def test_an_observer_that_calls_exit_does_not_end_the_run():
+    class Leaver(ferrule.Observer, name="leaver"):
+        @ferrule.hookimpl
+        def ferrule_metrics(self):
+            raise SystemExit(3)
+
+    log = []
+    Observers([Leaver(None), Recorder("a", log)]).call("metrics", run=None, stage="train", step=1, metrics={})
+    assert len(log) == 1
+
+
 def test_stopping_is_not_a_failure_of_an_observer():
     class Stopper(ferrule.Observer, name="stopper"):
         @ferrule.hookimpl

@@ -16,9 +16,14 @@ def command(config: str, sets: tuple[str, ...], as_json: bool) -> None:
     loaded and no sandbox started. Exit code 2 where there is a mistake.
     """
     from ..config import load
+    from ..plugins.discovery import norm
 
     loaded = load(config, sets)
     manifest = loaded.registry.manifest()
+    used = {norm(item["distribution"] or "") for item in manifest}
+    for finding in loaded.registry.findings:
+        if norm(finding.distribution) in used:
+            click.echo(f"note: {finding.distribution}: {finding.message} ({finding.location})", err=True)
     if as_json:
         emit({"ok": True, "config": config, "plugins": manifest})
         return

@@ -31,12 +31,11 @@ def describe(registry: Registry, kind: str, reference: str) -> dict[str, Any]:
 
 
 def _option(field: attrs.Attribute[Any]) -> dict[str, Any]:
-    if field.default is attrs.NOTHING:
-        default = "required"
-    elif isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
-        default = "computed" if field.default.takes_self else _shown(field.default.factory())
+    value = hints.default(field)
+    if value is attrs.NOTHING:
+        default = "required" if field.default is attrs.NOTHING else "computed"
     else:
-        default = HIDDEN if is_secret(field.name) and field.default else _shown(field.default)
+        default = HIDDEN if is_secret(field.name) and value else _shown(value)
     types = " or ".join(hints.shown(arm) for arm in hints.arms(field.type) if arm is not type(None))
     return {"name": field.alias or field.name, "type": types, "default": default}
 

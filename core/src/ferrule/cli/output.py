@@ -45,12 +45,12 @@ def emit(data: Any) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """A rich table on a terminal; elsewhere one line per row, its cells between tabs, a header line first."""
-    rows = [[str(cell) for cell in row] for row in rows]
+    cells = [[str(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         if title:
             click.echo(f"# {title}")
         click.echo("\t".join(columns))
-        for row in rows:
+        for row in cells:
             click.echo("\t".join(cell.replace("\n", " ").replace("\t", " ") for cell in row))
         return
     from rich.console import Console
@@ -58,8 +58,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
     from rich.text import Text
 
     shown = Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        shown.add_row(*map(Text, row))
+    for row in cells:
+        shown.add_row(*(Text(cell) for cell in row))
     Console().print(shown)
 
 

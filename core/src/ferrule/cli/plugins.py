@@ -116,7 +116,7 @@ def _kinds_of(reference: str) -> list[str]:
 
 
 def _inspect(kinds: list[str], reference: str) -> dict[str, Any]:
-    words = [sys.executable, "-m", "ferrule.cli.inspection", reference, *kinds]
+    words = [sys.executable, "-P", "-m", "ferrule.cli.inspection", reference, *kinds]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=SHOW_TIMEOUT, check=False)
     except subprocess.TimeoutExpired as error:

@@ -71,7 +71,7 @@ class _Checks:
     def listed_twice(self, section: str, kind: str) -> None:
         seen: dict[str, int] = {}
         for i, chosen in sorted(self.many(section), key=lambda item: item[0]):
-            label = getattr(chosen.cls, "name", "") or chosen.cls.__name__
+            label = _label_of(chosen)
             if label in seen:
                 self.add(f"{kind} {label!r} is listed twice: {section}[{seen[label]}] and {section}[{i}]", section, i, "use")
             seen.setdefault(label, i)
@@ -101,7 +101,7 @@ class _Checks:
         for i, loss in self.many("losses"):
             if loss.config is not None and getattr(loss.config, "coef", None) == 0.0:
                 continue  # switched off
-            label = getattr(loss.cls, "name", "") or loss.cls.__name__
+            label = _label_of(loss)
             # Every auxiliary loss is a cross-entropy beside the policy loss, whatever else its weights need.
             for need in sorted({"cross_entropy", *map(str, loss.cls.needs)} - provides):  # type: ignore[attr-defined]
                 self.add(f"loss {label!r} (losses[{i}].use) needs {need!r}, and {has}", "losses", i, "use")
@@ -120,12 +120,12 @@ class _Checks:
 
     def tasks(self, chosen: Chosen) -> None:
         try:
-            taskset = chosen.cls(chosen.config)  # type: ignore[call-arg]
+            taskset = chosen.cls(chosen.config)
             splits = tuple(taskset.splits)
         except FerruleError as error:
             self.add(str(error), "taskset")
             return
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.add(f"task set {chosen.ref!r} could not be read: {reason(error)}", "taskset")
             return
         tasks: dict[str, Any] = {}
@@ -175,8 +175,8 @@ class _Checks:
             return
         lacking = [task for task in scored if rollout.reward not in task.score_names]
         if lacking:
-            names = sorted({name for task in lacking for name in task.score_names})
-            self.add(f"{_some(lacking, 'has', 'have')} no score {rollout.reward!r}{nearest(rollout.reward, names)}", "rollout", "reward")
+            known = sorted({name for task in lacking for name in task.score_names})
+            self.add(f"{_some(lacking, 'has', 'have')} no score {rollout.reward!r}{nearest(rollout.reward, known)}", "rollout", "reward")
 
     def sandboxes(self, tasks: Sequence[Any]) -> None:
         needing = [task for task in tasks if task.sandbox is not None or task.needs_isolation]
@@ -193,6 +193,10 @@ class _Checks:
         for need, by in needs.items():
             if by and need not in provides:
                 self.add(f"{_some(by, 'needs', 'need')} {need!r}, and sandbox {self.sandbox.ref!r} does not provide it", *place)
+
+
+def _label_of(chosen: Chosen) -> str:
+    return getattr(chosen.cls, "name", "") or chosen.cls.__name__
 
 
 def _some(tasks: Sequence[Any], one: str, many: str) -> str:

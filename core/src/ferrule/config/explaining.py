@@ -92,7 +92,7 @@ def _given(raw: Any, place: Place) -> Place | None:
         if isinstance(raw, str) and place[n:] == ("use",):
             return place[:n]
         try:
-            raw = raw[part] if isinstance(raw, Mapping | list | tuple) else None
+            raw = raw[part] if isinstance(raw, Mapping | list | tuple) else None  # type: ignore[index]
         except (KeyError, IndexError, TypeError):
             return None
         if raw is None:

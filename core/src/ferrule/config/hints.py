@@ -25,10 +25,9 @@ def resolve(cls: type, owner: type | None = None) -> None:
     local[cls.__name__] = cls
     try:
         attrs.resolve_types(cls, localns=local, include_extras=True)
-    except NameError as error:
-        raise PluginError(
-            f"the annotations of {cls.__qualname__} cannot be read: {error}; import the name at run time, not under TYPE_CHECKING"
-        ) from error
+    except Exception as error:
+        hint = "; import the name at run time, not under TYPE_CHECKING" if isinstance(error, NameError) else ""
+        raise PluginError(f"the annotations of {cls.__qualname__} cannot be read: {error}{hint}") from error
 
 
 def is_attrs(annotation: Any) -> bool:
@@ -85,6 +84,14 @@ def shown(annotation: Any) -> str:
     if isinstance(annotation, type) and annotation.__module__ == "pathlib":
         return "a path"
     return getattr(annotation, "__name__", str(annotation).replace("typing.", ""))
+
+
+def default(field: attrs.Attribute[Any]) -> Any:
+    """A field's default value, made by its factory where it has one; NOTHING where there is none that stands alone."""
+    value: Any = field.default
+    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        return attrs.NOTHING if value.takes_self else value.factory()
+    return value
 
 
 def option(owner: type[Plugin]) -> tuple[attrs.Attribute[Any], ...]:

@@ -163,10 +163,10 @@ class Structurer:
         for key, field in known.items():
             if key in converted:
                 setattr(stand, field.name, converted[key])
-            elif isinstance(field.default, attrs.Factory) and not field.default.takes_self:  # type: ignore[arg-type]
-                setattr(stand, field.name, field.default.factory())
-            elif field.default is not attrs.NOTHING and not isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
-                setattr(stand, field.name, field.default)
+            else:
+                default = hints.default(field)
+                if default is not attrs.NOTHING:
+                    setattr(stand, field.name, default)
         bad: list[Problem] = []
         for key, value in converted.items():
             validator = known[key].validator
@@ -202,7 +202,7 @@ class Structurer:
             converter.register_structure_hook(cls, self._primitive(cls, right))
         converter.register_structure_hook(Path, lambda value, _: self._path(value))
         converter.register_structure_hook(types.NoneType, self._primitive(types.NoneType, lambda value: value is None))
-        for predicate, make in (
+        hooks: list[tuple[Callable[[Any], bool], Callable[[Any], Callable[[Any, Any], Any]]]] = [
             (hints.is_mapping, self._mapping),
             (hints.is_sequence, self._sequence),
             (lambda t: isinstance(t, type) and issubclass(t, enum.Enum), self._enum),
@@ -210,7 +210,8 @@ class Structurer:
             (lambda t: typing.get_origin(t) in (typing.Union, types.UnionType), self._union),
             (hints.is_attrs, lambda cls: lambda value, _: self.build(cls, value)),
             (hints.is_use, self._use),
-        ):
+        ]
+        for predicate, make in hooks:
             converter.register_structure_hook_factory(predicate, make)
         return converter
 
@@ -246,7 +247,7 @@ class Structurer:
         origin = typing.get_origin(annotation) or annotation
         args = typing.get_args(annotation)
         fixed = origin is tuple and args and args[-1] is not Ellipsis
-        make = origin if origin in (list, tuple, set, frozenset) else tuple
+        make: Callable[[Any], Any] = origin if origin in (list, tuple, set, frozenset) else tuple
 
         def hook(value: Any, _: Any) -> Any:
             if not isinstance(value, list | tuple):

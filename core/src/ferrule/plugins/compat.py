@@ -54,7 +54,7 @@ def check_class(kind: Kind, found: Any, origin: str) -> type:
         supported = str(kind.api) if oldest == kind.api else f"{oldest} and {kind.api}"
         raise PluginError(f"{origin} is written for version {api!r} of the {kind.name} contract; this core supports {supported}")
     if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise PluginError(f"{origin} is not finished: it does not define {missing}")
     return found
 

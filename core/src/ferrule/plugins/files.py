@@ -94,8 +94,8 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, int]]:
     elif isinstance(node, ast.ImportFrom):
         yield "." * node.level + (node.module or ""), node.lineno
     elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        for child in node.orelse:
-            yield from _imports(child)
+        for other in node.orelse:
+            yield from _imports(other)
     else:
         for child in ast.iter_child_nodes(node):
             yield from _imports(child)
@@ -112,7 +112,7 @@ def _found_without_folder(top: str) -> bool:
         if finder is importlib.machinery.PathFinder:
             spec: Any = importlib.machinery.PathFinder.find_spec(top, path)
         else:
-            spec = finder.find_spec(top, None)
+            spec = finder.find_spec(top, None) if hasattr(finder, "find_spec") else None
         # A namespace package is any folder of that name, so it proves nothing.
         if spec is not None and spec.origin is not None:
             return True

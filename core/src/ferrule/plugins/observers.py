@@ -74,7 +74,7 @@ def _guarded(hook: Callable[..., Any], label: str, name: str) -> Callable[..., A
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return hook(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.error("observer_failed", observer=label, hook=name, error=f"{type(error).__name__}: {error}", exc_info=error)
             return None
 

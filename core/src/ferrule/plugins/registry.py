@@ -15,11 +15,14 @@ import pluggy
 
 from ..errors import FerruleError, PluginError
 from ..kinds import KINDS, Kind, Observer, ObserverSpecs, hookimpl
+from ..logs import get_logger
 from . import references
 from .compat import check_class, nearest
 from .discovery import HOOKS, Candidate, Finding, discover, norm, switched_off
 from .observers import check_observer
 from .references import Ref
+
+log = get_logger("ferrule.plugins")
 
 OBSERVER = Kind("observer", HOOKS, Observer, ObserverSpecs)
 """Observers are resolved by the same references, but no hook chooses them: they are told of everything."""
@@ -162,7 +165,14 @@ class Registry:
         if kind == OBSERVER.name:
             check_observer(cls, ref.origin)
         self._record(ref, cls)
+        for finding in self.about(ref):
+            log.warning("odd_metadata", distribution=finding.distribution, location=finding.location, message=finding.message)
         return cls
+
+    def about(self, ref: Ref) -> list[Finding]:
+        """What was odd among the metadata of the distribution that *ref* leads to."""
+        key = ref.candidate.dist.key if ref.candidate else None
+        return [finding for finding in self.findings if norm(finding.distribution) == key]
 
     def manifest(self) -> list[dict[str, Any]]:
         """What was loaded so far: ``reference``, ``kind``, ``class``, ``distribution``, ``version``, ``file`` and its ``sha256``."""
@@ -186,15 +196,12 @@ class Registry:
             return known.version
         import importlib_metadata
 
-        try:
-            return str(importlib_metadata.version(distribution))
-        except importlib_metadata.PackageNotFoundError:
-            return None
-
-    def origin(self, kind: str, text: str, base: Path) -> Loaded | None:
-        """What *text* was resolved to, if it was."""
-        ref = self.find(kind, text, base)
-        return self._loaded.get((kind, text, str(ref.file) if ref.file else None))
+        versions = [
+            dist.metadata["Version"]
+            for dist in importlib_metadata.distributions(name=distribution)
+            if dist.read_text("METADATA") or dist.read_text("PKG-INFO")
+        ]
+        return str(versions[0]) if versions else None
 
     def _named(self, kind: str, text: str) -> Candidate:
         name, at, distribution = text.partition("@")
