@@ -144,7 +144,8 @@ class Bridging:
         text = located.text
         spans = located.contents[len(base) + 1 :]
         limit = min((s[0] for s in spans if s), default=len(text))
-        sentinel = self._sentinel(text, said, limit)
+        low = max((s[1] for s in located.contents[: len(base)] if s), default=0)
+        sentinel = self._sentinel(text, said, low, limit)
         self._keeps(located, base, said, tools, sentinel)
         match = self._close.search(text, sentinel, limit) if self._close else None
         if match is None:
@@ -199,10 +200,13 @@ class Bridging:
         return Message("assistant", content, reasoning, tool_calls=calls)
 
     @staticmethod
-    def _sentinel(text: str, said: Message, limit: int) -> int:
-        """Where the last of our words in the assistant's message ends."""
+    def _sentinel(text: str, said: Message, low: int, limit: int) -> int:
+        """Where the last of our words in the assistant's message ends, which begins somewhere after *low*."""
         words = [said.content, *(c.arguments["value"] for c in said.tool_calls)]
-        ends = [at + len(word) for word in words if word and (at := text.rfind(word, 0, limit)) >= 0]
+        ends = [at + len(word) for word in words if word and (at := text.rfind(word, low, limit)) >= 0]
+        if not ends:
+            # A template that shows no arguments: names may come again in the framing of the answers, so the first place counts.
+            ends = [at + len(c.name) for c in said.tool_calls if (at := text.find(c.name, low, limit)) >= 0]
         if not ends:
             raise Refused("the template shows neither the assistant's content nor its calls")
         return max(ends)

@@ -71,7 +71,7 @@ class Encoder:
             text = self.control[i]
             alone = self.backend.encode("a", add_special_tokens=False).ids
             after = self.backend.encode(text + "a", add_special_tokens=False).ids
-            if after[:1] == [i]:
+            if after[:1] == [i] and self.backend.decode(after, skip_special_tokens=False).startswith(text):
                 return "" if after[1:] == alone else text
         return ""
 

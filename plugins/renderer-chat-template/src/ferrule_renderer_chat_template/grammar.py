@@ -110,16 +110,27 @@ def learn(template: Template, encoder: Encoder, eos: Iterable[int]) -> Grammar:
         if history is not None and history.startswith(start):
             header = header[: common(header, history[len(start) : history.find(REPLY)])]
     openers = {}
-    for role, text, word, before in (("user", followed, NEXT, last), ("tool", answered, ANSWER, called)):
-        if text is not None and before is not None and text.startswith(before):
+    ordered = probe.text([user, reply, Message("system", NEXT)])
+    for role, text, word, before in (("user", followed, NEXT, last), ("system", ordered, NEXT, last), ("tool", answered, ANSWER, called)):
+        if text is not None and before is not None and text.startswith(before) and word in text[len(before) :]:
             openers[role] = text[len(before) : text.find(word, len(before))]
 
-    ends, closes = _closes(encoder, frozenset(eos), last, followed, called, answered)
-    stops = {i for i in (*eos, *(ends or closes)) if 0 <= i < encoder.size}
+    two = attrs.evolve(call, tool_calls=(*call.tool_calls, attrs.evolve(call.tool_calls[0], id="callfq7cd", arguments={"value": NEXT})))
+    both = probe.text([user, two], tools=(PROBE_TOOL,))
+    markup = frozenset(encoder.encode(both[both.find(ARGUMENT) + len(ARGUMENT) : both.rfind(NEXT)])) if both and NEXT in both else frozenset()
+    eos = tuple(i for i in eos if 0 <= i < encoder.size)
+    reply_end = _close(encoder, eos, _after(last, REPLY))
+    reply_close = _close(encoder, eos, _between(followed, REPLY, NEXT))
+    known = (*eos, *reply_end, *reply_close)
+    call_end = _close(encoder, known, _after(called, ARGUMENT), markup)
+    call_close = _close(encoder, known, _between(answered, ARGUMENT, ANSWER), markup)
+    ends = frozenset((*reply_end, *call_end))
+    closes = ends.union(reply_close, call_close)
+    stops = frozenset((*eos, *(reply_end or reply_close), *(call_end or call_close)))
     thought = probe.text([user, Message("assistant", REPLY, REASON)])
     between = re.search(f"{REASON}(.{{1,60}}?){REPLY}", thought or "", re.DOTALL)
     think_end = between[1] if between and THINK_END in between[1] else f"\n{THINK_END}\n\n"
-    return Grammar(generation, header, after, openers, closes | ends, ends, frozenset(stops), think_end)
+    return Grammar(generation, header, after, openers, closes, ends, stops, think_end)
 
 
 def _settle(template: Template, probe: _Prober, user: Message, call: Message) -> None:
@@ -137,26 +148,23 @@ def _settle(template: Template, probe: _Prober, user: Message, call: Message) ->
     template.reasoning_field = thought is not None and REASON in thought
 
 
-def _closes(encoder: Encoder, eos: frozenset[int], last: str | None, followed: str | None, called: str | None,
-            answered: str | None) -> tuple[frozenset[int], frozenset[int]]:
-    """(ids that end an assistant message where nothing follows, those that do where something does)."""
-    ends: set[int] = set()
-    closes: set[int] = set()
-    rest = _after(last, REPLY)
-    if rest and (found := encoder.first_control(rest)) is not None:
-        ends.add(found)
-    if followed and (found := encoder.first_control(followed[followed.find(REPLY) + len(REPLY) : followed.rfind(NEXT)])) is not None:
-        closes.add(found)
-    # After a call come the ends of its own markup; what closes the turn is a known close, or else no mere tag.
-    known = eos | ends | closes
-    for text, stop, into in ((called, None, ends), (answered, ANSWER, closes)):
-        if text is None or ARGUMENT not in text:
-            continue
-        rest = text[text.rfind(ARGUMENT) + len(ARGUMENT) : text.rfind(stop) if stop else len(text)]
-        found_ids = [i for i in encoder.encode(rest) if i in encoder.control]
-        pick = next((i for i in found_ids if i in known), None)
-        if pick is None:
-            pick = next((i for i in found_ids if not _TAG.fullmatch(encoder.control[i])), None)
-        if pick is not None:
-            into.add(pick)
-    return frozenset(ends), frozenset(closes)
+def _between(text: str | None, first: str, second: str) -> str | None:
+    if text is None or first not in text or second not in text:
+        return None
+    return text[text.rfind(first, 0, text.rfind(second)) + len(first) : text.rfind(second)]
+
+
+def _close(
+    encoder: Encoder, known: tuple[int, ...], rest: str | None, markup: frozenset[int] | None = None
+) -> tuple[int, ...]:
+    """The control token in *rest*, the text after an assistant message's last word, that ends the message, if any.
+
+    A *known* one is preferred. After a call (*markup* given: what stands between two calls) the ends of its own markup come first.
+    """
+    found = [i for i in encoder.encode(rest or "") if i in encoder.control]
+    pick = next((i for i in found if i in known), None)
+    if pick is None and markup is None:
+        pick = next(iter(found), None)
+    elif pick is None:
+        pick = next((i for i in found if i not in markup and not _TAG.fullmatch(encoder.control[i])), None)
+    return () if pick is None else (pick,)

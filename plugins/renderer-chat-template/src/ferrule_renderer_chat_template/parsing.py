@@ -221,28 +221,18 @@ def _xml(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
         key = head[1].strip()
         if not key or key in arguments:
             raise Unreadable(f"parameter {key!r} is given twice" if key else "a parameter has no name")
-        stop, after = _value_end(body, head.end(), known)
-        value = body[head.end() : stop]
+        if known and key not in known and not root.get("additionalProperties"):
+            # Or a value that quotes such markup: either way nothing may be cut or merged in silence.
+            raise Unreadable(f"{name} has no parameter {key!r}")
+        end = _ENDS.search(body, head.end())
+        if end is None:
+            raise Unreadable(f"parameter {key!r} does not end with </parameter>")
+        value = body[head.end() : end.start()]
         value = value[value.startswith("\n") :]
         value = value[: -1 if value.endswith("\n") else None]
         arguments[key] = _argument(key, from_text, clean(value), types(known.get(key), root))
-        at = after
+        at = end.end()
     return name, arguments
-
-
-def _value_end(body: str, at: int, known: Mapping[str, Any]) -> tuple[int, int]:
-    """Where the value that starts at *at* ends, and where to read on: at a close that another parameter or the end follows.
-
-    Where the tool's schema is known, a parameter that it does not have does not count: a value may well contain such text.
-    """
-    for end in _ENDS.finditer(body, at):
-        following = _PARAMETER.match(body, end.end())
-        if following is None or not known or following[1].strip() in known:
-            return end.start(), end.end()
-    end = next(_ENDS.finditer(body, at), None)
-    if end is None:
-        raise Unreadable("a parameter does not end with </parameter>")
-    return end.start(), end.end()
 
 
 def _json(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
