@@ -32,8 +32,12 @@ def witness(after: int, signal: str = "SIGKILL", again: int = 0) -> str:
     return f'[[observers]]\nuse = "{HERE / "toys.py"}:Witness"\nafter = {after}\nsignal = "{signal}"\nagain = {again}\n'
 
 
+def timeless(table: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if not k.startswith("time")}
+
+
 def lines(run: RunStore) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if not k.startswith("time")} for line in run.metrics()]
+    return [timeless(line) for line in run.metrics()]
 
 
 def filed(run: RunStore) -> list[tuple[str, str, float | None]]:
@@ -59,7 +63,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     return found
 
 
-@pytest.mark.parametrize("after", [10, 27, 31, 50, 64, 85, 97, 120, 150, 177])
+@pytest.mark.parametrize("after", [10, 27, 50, 64, 97, 150, 177])
 def test_killed_at_any_episode_and_resumed_it_measures_what_an_unbroken_run_does(write, drive, tmp_path, unbroken, after) -> None:
     config, runs = write(SFT + witness(after)), tmp_path / "runs"
     code, _ = drive(config, runs)
@@ -73,6 +77,9 @@ def test_killed_at_any_episode_and_resumed_it_measures_what_an_unbroken_run_does
     assert lines(run) == unbroken["lines"]
     assert filed(run) == unbroken["filed"]
     every = run.index.find(run=run.id)
+    state = run.load_state()
+    assert [timeless(table) for table in state["evals"]] == [timeless(table) for table in unbroken["evals"]]
+    assert (state["dropped"], state["episodes"]) == (unbroken["dropped"], EPISODES)
     assert len({row.episode for row in every if row.status == "filed"}) == EPISODES
     assert len(every) - EPISODES == sum(row.status == "abandoned" for row in every) < after + 1
     for row in every:

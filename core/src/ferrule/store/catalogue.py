@@ -32,11 +32,13 @@ def list_runs(root: Path) -> list[RunSummary]:
     """Every run in *root*, oldest first. The folders say what there is, so that a lost index hides none."""
     if not root.is_dir():
         return []
-    index = Index(root)
-    try:
-        known = index.runs()
-    finally:
-        index.close()
+    known = {}
+    if (root / "index.sqlite").exists():
+        index = Index(root)
+        try:
+            known = index.runs()
+        finally:
+            index.close()
     out = []
     for path in root.glob("*/manifest.json"):
         try:
@@ -49,14 +51,14 @@ def list_runs(root: Path) -> list[RunSummary]:
             out.append(
                 RunSummary(store.id, manifest["name"], manifest["kind"], manifest["created"], status, row.get("step", 0), path.parent)
             )
-        except (FerruleError, OSError, ValueError, KeyError):  # a folder that only looks like a run
+        except (FerruleError, OSError, ValueError, KeyError, TypeError):  # a folder that only looks like a run
             continue
     return sorted(out, key=lambda run: (run.created, run.run))
 
 
 def find_episodes(root: Path, episode_id: str) -> list[EpisodeRow]:
     """The episodes that *episode_id* names: ``<run>/<episode>``, or an episode's id alone, which several runs may have."""
-    if not root.is_dir():
+    if not (root / "index.sqlite").exists():
         return []
     index = Index(root)
     try:

@@ -123,7 +123,7 @@ class Run:
     def warn(self, text: str) -> None:
         if text not in self.position.warnings:
             self.position.warnings.append(text)
-        log.warning("run_warning", text=text)
+        log.info("run_warning", text=text)
         self.reporter.warn(text)
 
     # -- the position ---------------------------------------------------------------------------------------------
