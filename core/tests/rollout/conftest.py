@@ -1,4 +1,6 @@
-"""Small honest parts for playing in tests: a renderer over whole words, a sampler that follows a script, tasks made of functions."""
+"""Small honest parts for playing in tests: a renderer over whole words, a sampler that follows a script, tasks made
+of functions.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ END, CALL, END_CALL = "<end>", "<call>", "</call>"
 class WordRenderer(ferrule.Renderer, name="words"):
     """A token is a word; ``<role> words <end>`` is a message, ``<call> name arguments </call>`` a call.
 
-    ``strips`` makes it refuse every bridge, as a template does that rewrites history; ``refuses_tools`` makes it fail where tools are offered.
+    ``strips`` makes it refuse every bridge, as a template does that rewrites history; ``refuses_tools`` makes it fail
+    where tools are offered.
     """
 
     def __init__(self, strips=False, refuses_tools=False):
@@ -45,7 +48,7 @@ class WordRenderer(ferrule.Renderer, name="words"):
         self.stop_ids = frozenset({self.id(END)})
         self.vocab_size = 1 << 20
         self.strips, self.refuses_tools = strips, refuses_tools
-        self.rendered, self.bridged = 0, []
+        self.rendered, self.tails, self.bridged = 0, [], []
 
     def id(self, word):
         if word not in self.ids:
@@ -87,6 +90,7 @@ class WordRenderer(ferrule.Renderer, name="words"):
 
     def bridge(self, tail, messages, tools=()):
         self.bridged.append((len(tail.ids), len(messages)))
+        self.tails.append(tail)
         if self.strips:
             return NoBridge("strips", "the template rewrites what was said")
         head = [] if tail.stop != "length" else [END]
@@ -114,16 +118,23 @@ class WordRenderer(ferrule.Renderer, name="words"):
                 calls.append(ToolCall(f"call_{len(calls)}", name, {}, error=str(error), raw=raw))
                 problems.append(ParseProblem((0, len(ids)), raw, str(error)))
         status = "malformed" if problems else "ok" if stopped else "truncated"
-        return Parsed(Message("assistant", " ".join(text), tool_calls=calls), status, closed, tuple(problems))
+        said = " ".join(text)
+        reasoning = None
+        if "</think>" in text:
+            reasoning, said = said.split(" </think> ")
+        return Parsed(Message("assistant", said, reasoning, calls), status, closed, tuple(problems))
 
 
 class ScriptedSampler(ferrule.Sampler):
-    """Answers what *script(prompt words, number of the request, key)* says: text, an exception, or an awaitable of either."""
+    """Answers what *script(prompt words, number of the request, key)* says: text, an exception, or an awaitable of
+    either.
+    """
 
     def __init__(self, renderer, script, context_length=4096):
         self.renderer, self.script, self.context_length = renderer, script, context_length
         self.prompts, self.completions, self.params, self.seeds = {}, {}, [], {}
         self.opened, self.closed, self.events = Counter(), Counter(), []
+        self.on_close = None
 
     @asynccontextmanager
     async def open(self, key, *, seed):
@@ -133,6 +144,8 @@ class ScriptedSampler(ferrule.Sampler):
         try:
             yield _ScriptedSession(self, key)
         finally:
+            if self.on_close is not None:
+                await maybe(self.on_close(key))
             self.closed[key] += 1
             self.events.append(("close", key))
 
@@ -304,13 +317,22 @@ def script(*answers):
     return lambda prompt, number, key: answers[min(number, len(answers) - 1)]
 
 
-def player(script, *, harness=None, renderer=None, sandboxes=None, context_length=4096, sampling=None, timeouts=None, **limits):
+def player(
+    script, *, harness=None, renderer=None, sandboxes=None, context_length=4096, sampling=None, timeouts=None, **limits
+):
     renderer = renderer or WordRenderer()
     sampler = ScriptedSampler(renderer, script, context_length)
     limits.setdefault("retries", 0)
     return Player(
-        harness or LoopHarness(), renderer, sampler, sandboxes, config=RolloutConfig(**limits), sampling=sampling,
-        vocab_size=renderer.vocab_size, run_seed=1, **(timeouts or {}),
+        harness or LoopHarness(),
+        renderer,
+        sampler,
+        sandboxes,
+        config=RolloutConfig(**limits),
+        sampling=sampling,
+        vocab_size=renderer.vocab_size,
+        run_seed=1,
+        **(timeouts or {}),
     )
 
 
@@ -320,8 +342,16 @@ async def agent(script, renderer=None, context_length=4096, sampling=None, roles
     renderer = renderer or WordRenderer()
     sampler = ScriptedSampler(renderer, script, context_length)
     rollout = Rollout(
-        FunctionTask([]), 0, seed=3, limits=RolloutConfig(**limits), sampling=sampling or ferrule.SamplingParams(),
-        roles=roles, renderer=renderer, sampler=sampler, vocab_size=vocab_size or renderer.vocab_size, key="s",
+        FunctionTask([]),
+        0,
+        seed=3,
+        limits=RolloutConfig(**limits),
+        sampling=sampling or ferrule.SamplingParams(),
+        roles=roles,
+        renderer=renderer,
+        sampler=sampler,
+        vocab_size=vocab_size or renderer.vocab_size,
+        key="s",
     )
     await rollout.open()
     try:
@@ -334,7 +364,16 @@ async def agent(script, renderer=None, context_length=4096, sampling=None, roles
 def kit():
     """The parts above, by name."""
     return SimpleNamespace(
-        WordRenderer=WordRenderer, ScriptedSampler=ScriptedSampler, FunctionTask=FunctionTask, LoopHarness=LoopHarness,
-        FunctionHarness=FunctionHarness, CountingSandboxes=CountingSandboxes, ECHO=ECHO, turn=turn, call=call, script=script,
-        player=player, agent=agent,
+        WordRenderer=WordRenderer,
+        ScriptedSampler=ScriptedSampler,
+        FunctionTask=FunctionTask,
+        LoopHarness=LoopHarness,
+        FunctionHarness=FunctionHarness,
+        CountingSandboxes=CountingSandboxes,
+        ECHO=ECHO,
+        turn=turn,
+        call=call,
+        script=script,
+        player=player,
+        agent=agent,
     )

@@ -50,6 +50,31 @@ async def test_history_is_rendered_once_and_a_bridge_sees_only_the_end(kit):
         assert set(scene.renderer.bridged) == {(3, 1)}
 
 
+async def test_a_bridge_is_told_how_the_conversation_ends(kit):
+    async with kit.agent(kit.script("hm </think> one", kit.call("echo"), "three")) as scene:
+        messages = [Message("system", "brief"), USER]
+        for i in range(4):
+            messages.append((await scene.agent.reply(messages, (kit.ECHO,))).message)
+            messages.append(Message("user", f"and {i}"))
+        tails = scene.renderer.tails
+        end = scene.renderer.id("<end>")
+        assert [scene.renderer.decode(t.ids) for t in tails] == [
+            "<assistant> hm </think> one <end>",
+            "<assistant> <call> echo {} </call> <end>",
+            "<assistant> three <end>",
+        ]
+        assert [(t.prompt_length, t.stop, t.index, t.tools) for t in tails] == [
+            (1, end, 2, (kit.ECHO,)),
+            (1, end, 4, (kit.ECHO,)),
+            (1, end, 6, (kit.ECHO,)),
+        ]
+        assert [t.message for t in tails] == messages[2:7:2]
+        assert tails[0].roles == ("system", "user")
+        assert tails[2].roles == ("system", "user", "assistant", "user", "assistant", "user")
+        # The reply itself is in the tail; only those before it are history.
+        assert [t.strippable for t in tails] == [False, True, True]
+
+
 async def test_kinds_tell_the_prompt_the_samples_and_the_observations_apart(kit):
     async with kit.agent(kit.script("yes")) as scene:
         reply = (await scene.agent.reply([USER])).message
@@ -119,7 +144,12 @@ async def test_answers_in_another_order_keep_their_pairing(kit):
         ("prefix_changed", 1, [USER, Message("user", "go on")], ()),
         ("empty_delta", 2, [USER, Message("assistant", "yes")], ()),
         ("empty_delta", 2, [USER, Message("assistant", "yes"), Message("assistant", "also")], ()),
-        ("no_bridge", 2, [USER, Message("assistant", "yes"), Message("user", "a"), Message("assistant", "b"), USER], ()),
+        (
+            "no_bridge",
+            2,
+            [USER, Message("assistant", "yes"), Message("user", "a"), Message("assistant", "b"), USER],
+            (),
+        ),
         ("tools_changed", 2, [USER, Message("assistant", "yes"), Message("user", "go on")], (ToolSpec("new"),)),
     ],
 )
@@ -132,7 +162,12 @@ async def test_a_history_that_cannot_be_extended_starts_a_segment_and_says_why(k
         assert isinstance(plan, Reset)
         assert (plan.reason, plan.index) == (reason, index)
         (event,) = [entry for entry in logs if entry["event"] == "segment_reset"]
-        assert (event["reason"], event["index"], event["turn"], event["messages_incoming"]) == (reason, index, 1, len(messages))
+        assert (event["reason"], event["index"], event["turn"], event["messages_incoming"]) == (
+            reason,
+            index,
+            1,
+            len(messages),
+        )
         assert event["tokens_incoming"] == len(scene.sampler.prompts["s:agent"][-1])
         assert len(scene.agent.ledger.segments()) == 2
         assert scene.sampler.prompts["s:agent"][-1].tolist() == scene.renderer.render(messages, tools).ids.tolist()
@@ -163,6 +198,25 @@ async def test_replies_that_were_not_sampled_here_are_never_trained_on(kit):
         second = scene.agent.ledger.segments()[1]
         told = dict(kinds(scene, second))
         assert (told["foreign"], told["words"], told["new"], told["so"]) == ("P", "P", "O", "O")
+
+
+async def test_a_close_that_the_renderer_appends_was_not_sampled(kit):
+    renderer = kit.WordRenderer()
+    bridge = renderer.bridge
+
+    def closing(tail, messages, tools=()):
+        delta = bridge(tail, messages, tools)
+        spans = tuple((start + 1, stop + 1) for start, stop in delta.spans)
+        ids = np.concatenate([renderer.encode(["<close>"]), delta.ids])
+        return ferrule.Rendered(ids, np.concatenate([np.array([ACTION], np.uint8), delta.kinds]), spans)
+
+    renderer.bridge = closing
+    async with kit.agent(kit.script("yes"), renderer=renderer) as scene:
+        reply = (await scene.agent.reply([USER])).message
+        await scene.agent.reply([USER, reply, Message("tool", "seven")])
+        (segment,) = scene.agent.ledger.segments()
+        assert ("<close>", "S") in kinds(scene, segment)
+        assert (segment.kind == ACTION).sum() == sum(len(s.completion) for s in scene.agent.ledger.steps) == 4
 
 
 async def test_a_side_conversation_does_not_disturb_the_main_one(kit):
@@ -218,7 +272,7 @@ async def test_requests_at_once_wait_for_each_other(kit):
         assert len(scene.agent.ledger.segments()) == 5
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------------
+# -- limits ------------------------------------------------------------------------------------------------------------
 
 
 async def cut_of(scene, messages, tools=()):
@@ -270,7 +324,9 @@ async def test_a_tool_answer_that_overflows_the_context_cuts_and_leaves_no_row_t
 
 async def test_the_room_that_is_left_bounds_the_sample(kit):
     sampling = SamplingParams(max_tokens=10)
-    async with kit.agent(kit.script("one two three"), sampling=sampling, max_response_tokens=18, context_length=23) as scene:
+    async with kit.agent(
+        kit.script("one two three"), sampling=sampling, max_response_tokens=18, context_length=23
+    ) as scene:
         messages = [USER]
         for _ in range(3):
             messages += [(await scene.agent.reply(messages)).message, Message("user", "u")]
@@ -314,7 +370,7 @@ async def test_a_malformed_reply_with_one_good_call_goes_on(kit):
         assert [c.name for c in reply.message.tool_calls] == ["echo"]
 
 
-# -- what breaks -------------------------------------------------------------------------------------------------------------
+# -- what breaks -------------------------------------------------------------------------------------------------------
 
 
 async def failure_of(scene, messages=(USER,), tools=()):
@@ -368,7 +424,9 @@ async def test_the_first_request_starts(kit):
 
 
 async def test_a_turn_costs_what_it_adds_however_long_the_history(kit):
-    """The harness keeps its message objects, so a history of 1,600 is compared by identity and nothing of it is rendered or copied in Python."""
+    """The harness keeps its message objects, so a history of 1,600 is compared by identity and nothing of it is
+    rendered or copied in Python.
+    """
     async with kit.agent(kit.script("fine"), context_length=1 << 20, max_response_tokens=1 << 19) as scene:
         messages, cost = [USER], []
         for i in range(800):

@@ -31,26 +31,47 @@ async def test_hundreds_of_breaking_episodes_leak_nothing_and_every_drop_is_name
 
     def tool(run, n):
         broken = maybe_break(
-            "tool", 0.2, lambda: ValueError("tool crashed"), lambda: ferrule.ToolError("refused"), asyncio.CancelledError,
-            lambda: ferrule.SandboxError("sandbox died"), hang, lambda: ferrule.CommandTimeout(1),
-        )  # fmt: skip
+            "tool",
+            0.2,
+            lambda: ValueError("tool crashed"),
+            lambda: ferrule.ToolError("refused"),
+            asyncio.CancelledError,
+            lambda: ferrule.SandboxError("sandbox died"),
+            hang,
+            lambda: ferrule.CommandTimeout(1),
+        )
         return broken if broken is not None else asyncio.sleep(0, f"answer {n}")
 
     def verdict(run):
         broken = maybe_break(
-            "verifier", 0.15, lambda: ZeroDivisionError("verifier crashed"), hang, dict, lambda: {"reward": float("nan")}, asyncio.CancelledError,
-            lambda: {"reward": "1.0"}, lambda: EpisodeFailed(Failure.UPLOAD_FAILED, "tests/"),
-        )  # fmt: skip
+            "verifier",
+            0.15,
+            lambda: ZeroDivisionError("verifier crashed"),
+            hang,
+            dict,
+            lambda: {"reward": float("nan")},
+            asyncio.CancelledError,
+            lambda: {"reward": "1.0"},
+            lambda: EpisodeFailed(Failure.UPLOAD_FAILED, "tests/"),
+        )
         return broken if broken is not None else {"reward": 0.5}
 
     def setup(attempt, sandbox):
-        return maybe_break("setup", 0.1, lambda: EpisodeFailed(Failure.SETUP_FAILED, "setup.sh"), lambda: OSError("disk"), hang)
+        return maybe_break(
+            "setup", 0.1, lambda: EpisodeFailed(Failure.SETUP_FAILED, "setup.sh"), lambda: OSError("disk"), hang
+        )
 
     def answer(prompt, number, key):
-        broken = maybe_break("engine", 0.02, lambda: RuntimeError("engine down"), lambda: asyncio.CancelledError("lost"))
+        broken = maybe_break(
+            "engine", 0.02, lambda: RuntimeError("engine down"), lambda: asyncio.CancelledError("lost")
+        )
         if broken is not None:
             return broken
-        return fate.choice([kit.call("echo", n=number)] * 4 + ["done"] * 2 + ["<call> echo {", "words " * 40, kit.call("nope"), "<call> echo { </call>"])
+        return fate.choice(
+            [kit.call("echo", n=number)] * 4
+            + ["done"] * 2
+            + ["<call> echo {", "words " * 40, kit.call("nope"), "<call> echo { </call>"]
+        )
 
     boxes = kit.CountingSandboxes(
         create=lambda n: maybe_break("create", 0.05, lambda: OSError("no space"), hang),
@@ -58,15 +79,27 @@ async def test_hundreds_of_breaking_episodes_leak_nothing_and_every_drop_is_name
     )
     tasks = [
         kit.FunctionTask(
-            [kit.turn(), kit.turn("more")], {"echo": tool}, verdict, setup, sandbox=ferrule.SandboxSpec(), id=f"task-{i}",
+            [kit.turn(), kit.turn("more")],
+            {"echo": tool},
+            verdict,
+            setup,
+            sandbox=ferrule.SandboxSpec(),
+            id=f"task-{i}",
             on_close=lambda run: maybe_break("close", 0.05, lambda: OSError("gone"), asyncio.CancelledError),
         )
         for i in range(EPISODES // 4)
-    ]  # fmt: skip
+    ]
     player = kit.player(
-        answer, sandboxes=boxes, slots=SLOTS, retries=1, timeout=0.2, max_steps=6, max_response_tokens=90, sampling=SamplingParams(max_tokens=30),
+        answer,
+        sandboxes=boxes,
+        slots=SLOTS,
+        retries=1,
+        timeout=0.2,
+        max_steps=6,
+        max_response_tokens=90,
+        sampling=SamplingParams(max_tokens=30),
         timeouts={"score_timeout": 0.2, "setup_timeout": 0.2},
-    )  # fmt: skip
+    )
     playing = [asyncio.create_task(player.play(tasks[i // 4], i % 4, group="train/step-0")) for i in range(EPISODES)]
 
     victims = set()
@@ -111,6 +144,11 @@ async def test_hundreds_of_breaking_episodes_leak_nothing_and_every_drop_is_name
     reasons = {e.failure for e in episodes if e.failed}
     assert reasons >= {Failure.SANDBOX_FAILED, Failure.SETUP_FAILED, Failure.VERIFIER_CRASHED}
     endings = {e.termination for e in episodes}
-    assert endings >= {Termination.ENV_DONE, Termination.TIMEOUT, Termination.MALFORMED_REPLY, Termination.MAX_RESPONSE_LENGTH}
+    assert endings >= {
+        Termination.ENV_DONE,
+        Termination.TIMEOUT,
+        Termination.MALFORMED_REPLY,
+        Termination.MAX_RESPONSE_LENGTH,
+    }
     assert len({e.id for e in episodes}) == len(episodes)
     assert len(asyncio.all_tasks()) == 1

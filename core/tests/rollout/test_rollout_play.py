@@ -82,7 +82,13 @@ async def test_there_is_no_result_before_the_end(kit):
 
 
 async def test_a_changed_system_prompt_is_text_before_that_turns_prompt(kit):
-    turns = [kit.turn("one", "first"), kit.turn("two", "first"), kit.turn("three", "second"), kit.turn("four"), kit.turn("five", "second")]
+    turns = [
+        kit.turn("one", "first"),
+        kit.turn("two", "first"),
+        kit.turn("three", "second"),
+        kit.turn("four"),
+        kit.turn("five", "second"),
+    ]
     async with Play(kit.FunctionTask(turns)) as play:
         seen = []
         while turn := await play.next_turn():
@@ -97,20 +103,28 @@ async def test_a_changed_system_prompt_is_text_before_that_turns_prompt(kit):
     ]
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 async def test_several_calls_run_in_order_and_are_answered_by_id(kit):
-    play, said = await answers(kit, {"echo": lambda run, n: f"{n}: {len(run.calls)}"}, *(ToolCall(f"c{n}", "echo", {"n": n}) for n in (2, 1, 3)))
+    play, said = await answers(
+        kit,
+        {"echo": lambda run, n: f"{n}: {len(run.calls)}"},
+        *(ToolCall(f"c{n}", "echo", {"n": n}) for n in (2, 1, 3)),
+    )
     assert [(m.tool_call_id, m.content) for m in said] == [("c2", "2: 1"), ("c1", "1: 2"), ("c3", "3: 3")]
     assert play.metrics["tool_errors"] == 0
 
 
 async def test_an_unknown_tool_and_a_malformed_call_are_answered_and_never_run(kit):
     play, said = await answers(
-        kit, {"b": None, "a": None}, ToolCall("1", "nope"), ToolCall("2", "a", {}, error="line 1: no closing brace."), ToolCall("3", "a", ["x"]),
+        kit,
+        {"b": None, "a": None},
+        ToolCall("1", "nope"),
+        ToolCall("2", "a", {}, error="line 1: no closing brace."),
+        ToolCall("3", "a", ["x"]),
         ToolCall("4", "", {}, error="it has no name"),
-    )  # fmt: skip
+    )
     assert [m.content for m in said] == [
         "Error: there is no tool 'nope'. The tools are: a, b.",
         "Error: the call of 'a' cannot be read: line 1: no closing brace. The tools are: a, b.",
@@ -138,7 +152,9 @@ def raises(error):
     ],
 )
 async def test_a_tool_that_raises_answers_the_model_and_the_turn_goes_on(kit, error, text):
-    play, (said, after) = await answers(kit, {"t": raises(error), "u": lambda run: "still here"}, ToolCall("1", "t"), ToolCall("2", "u"))
+    play, (said, after) = await answers(
+        kit, {"t": raises(error), "u": lambda run: "still here"}, ToolCall("1", "t"), ToolCall("2", "u")
+    )
     assert (said.content, after.content) == (text, "still here")
     assert (play.metrics["tool_calls"], play.metrics["tool_errors"]) == (2, 1)
     await play.turn.end(REPLY)
@@ -156,7 +172,7 @@ async def test_a_dead_sandbox_in_a_tool_ends_the_play_for_good(kit):
     assert task.runs[0].scored == 0
 
 
-# -- verdicts ----------------------------------------------------------------------------------------------------------------
+# -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
 async def verdict(kit, verdict, reward=None, score_timeout=600.0):
@@ -224,7 +240,9 @@ async def test_a_cut_scores_what_there_is_once(kit, where):
 
 
 async def test_a_setup_step_that_failed_leaves_no_reward_although_the_verifier_would_give_one(kit):
-    task = kit.FunctionTask([kit.turn(), EpisodeFailed(Failure.SETUP_FAILED, "workdir/setup.sh")], verdict={"reward": 1.0})
+    task = kit.FunctionTask(
+        [kit.turn(), EpisodeFailed(Failure.SETUP_FAILED, "workdir/setup.sh")], verdict={"reward": 1.0}
+    )
     async with Play(task) as play:
         turn = await play.next_turn()
         await turn.end(REPLY)
@@ -238,7 +256,7 @@ async def test_what_breaks_between_turns_is_not_the_policys_doing(kit):
         assert (failure.reason, failure.detail) == (Failure.SETUP_FAILED, "next_turn: KeyError: 'day'")
 
 
-# -- opening and closing -----------------------------------------------------------------------------------------------------
+# -- opening and closing -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -253,7 +271,9 @@ async def test_what_breaks_between_turns_is_not_the_policys_doing(kit):
 )
 async def test_a_setup_that_fails_closes_the_sandbox(kit, setup, reason):
     boxes = kit.CountingSandboxes()
-    task = kit.FunctionTask([], setup=lambda attempt, sandbox: setup(60) if setup is asyncio.sleep else setup, sandbox=SPEC)
+    task = kit.FunctionTask(
+        [], setup=lambda attempt, sandbox: setup(60) if setup is asyncio.sleep else setup, sandbox=SPEC
+    )
     play = Play(task, sandboxes=boxes, setup_timeout=0.01 if setup is asyncio.sleep else 600.0)
     assert (await failure_of(play.start())).reason is reason
     await play.close()

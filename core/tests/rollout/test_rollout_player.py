@@ -30,8 +30,18 @@ def asks(kit, tool=lambda run, n: f"got {n}", **options):
 async def test_an_episode_holds_the_conversation_its_tokens_and_its_verdict(kit):
     player = kit.player(kit.script(kit.call("echo", n=1), kit.call("echo", n=2), "done"))
     episode = await player.play(asks(kit), 2, step=3, group="train/step-3")
-    assert (episode.id, episode.task_id, episode.attempt, episode.group) == ("train/step-3/task#2", "task", 2, "train/step-3")
-    assert (episode.termination, episode.reward, episode.failure, episode.retries) == (Termination.ENV_DONE, 0.5, None, 0)
+    assert (episode.id, episode.task_id, episode.attempt, episode.group) == (
+        "train/step-3/task#2",
+        "task",
+        2,
+        "train/step-3",
+    )
+    assert (episode.termination, episode.reward, episode.failure, episode.retries) == (
+        Termination.ENV_DONE,
+        0.5,
+        None,
+        0,
+    )
     assert [m.role for m in episode.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert episode.metrics == {"messages": 3, "tool_calls": 2, "tool_errors": 0, "turns": 1, "cut": 0, "resets": 0}
     (trajectory,) = episode.trajectories
@@ -59,7 +69,7 @@ async def test_sampling_may_differ_for_one_episode(kit):
     assert [p.temperature for p in player.sampler.params] == [1.1, 0.0]
 
 
-# -- cuts --------------------------------------------------------------------------------------------------------------------
+# -- cuts --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,7 +79,12 @@ async def test_sampling_may_differ_for_one_episode(kit):
         ({"max_prompt_tokens": 3}, ["CALL"], Termination.MAX_PROMPT_LENGTH, 0.0),
         ({"max_response_tokens": 22}, ["CALL"], Termination.MAX_RESPONSE_LENGTH, 0.5),
         ({"context_length": 30}, ["CALL"], Termination.MAX_RESPONSE_LENGTH, 0.5),
-        ({"sampling": SamplingParams(max_tokens=5)}, ["CALL", "far too many words to fit"], Termination.MAX_RESPONSE_LENGTH, 0.25),
+        (
+            {"sampling": SamplingParams(max_tokens=5)},
+            ["CALL", "far too many words to fit"],
+            Termination.MAX_RESPONSE_LENGTH,
+            0.25,
+        ),
         ({}, ["CALL", "<call> echo {"], Termination.MALFORMED_REPLY, 0.25),
         ({"timeout": 0.05}, ["CALL", asyncio.sleep], Termination.TIMEOUT, 0.25),
     ],
@@ -183,14 +198,19 @@ async def test_a_harness_without_a_model_opens_no_conversation(kit):
     assert player.sampler.opened == {}
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_failed_setup_leaves_no_reward_whatever_the_verifier_says(kit):
     task = kit.FunctionTask([kit.turn(), EpisodeFailed(Failure.SETUP_FAILED, "setup.sh")], verdict={"reward": 1.0})
     player = kit.player(kit.script("done"), retries=2)
     episode = await player.play(task)
-    assert (episode.failure, episode.error, episode.reward, episode.retries) == (Failure.SETUP_FAILED, "setup.sh", None, 2)
+    assert (episode.failure, episode.error, episode.reward, episode.retries) == (
+        Failure.SETUP_FAILED,
+        "setup.sh",
+        None,
+        2,
+    )
     assert episode.termination is Termination.ERROR
     assert [t.reward for t in episode.trajectories] == [None]
     assert len(episode.trajectories[0].steps) == 1
@@ -208,7 +228,9 @@ async def test_a_first_prompt_over_the_budget_is_scored_and_frees_its_slot(kit):
     task = kit.FunctionTask([kit.turn("w " * 90)], verdict={"reward": 0.2})
     player = kit.player(kit.script("done"), max_prompt_tokens=50, slots=1)
     episodes = await asyncio.gather(*(player.play(task, i) for i in range(3)))
-    assert [(e.reward, e.termination, e.metrics["cut"]) for e in episodes] == [(0.2, Termination.MAX_PROMPT_LENGTH, 1)] * 3
+    assert [(e.reward, e.termination, e.metrics["cut"]) for e in episodes] == [
+        (0.2, Termination.MAX_PROMPT_LENGTH, 1)
+    ] * 3
     assert [len(e.trajectories[0].steps) for e in episodes] == [0, 0, 0]
     assert all_closed(player)
 
@@ -295,29 +317,37 @@ async def test_a_role_nobody_declared_is_told(kit):
     assert "no agent called 'judge'; the harness's roles: agent" in (await player.play(asks(kit))).error
 
 
-# -- cancelling --------------------------------------------------------------------------------------------------------------
+# -- cancelling --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["slot", "create", "setup", "sample", "tool", "score", "close"])
+@pytest.mark.parametrize("where", ["slot", "create", "setup", "sample", "tool", "score", "close", "session"])
 async def test_a_cancel_anywhere_closes_everything_and_gives_the_slot_back(kit, where):
     reached = asyncio.Event()
 
     def hang(here, value=None):
         async def wait():
             reached.set()
-            await asyncio.sleep(0.05 if where == "close" else 60)
+            await asyncio.sleep(0.05 if where in ("close", "session") else 60)
             return value
 
         return wait() if here == where else value
 
     boxes = kit.CountingSandboxes(create=lambda n: hang("create"))
     task = asks(
-        kit, lambda run, n: hang("tool", "x"), setup=lambda attempt, box: hang("setup"), sandbox=SPEC, on_close=lambda run: hang("close")
+        kit,
+        lambda run, n: hang("tool", "x"),
+        setup=lambda attempt, box: hang("setup"),
+        sandbox=SPEC,
+        on_close=lambda run: hang("close"),
     )
     task.verdict = lambda run: hang("score", {"reward": 1.0})
     player = kit.player(
-        lambda prompt, n, key: hang("sample", kit.call("echo", n=1) if n == 0 else "done"), sandboxes=boxes, slots=1, retries=3
+        lambda prompt, n, key: hang("sample", kit.call("echo", n=1) if n == 0 else "done"),
+        sandboxes=boxes,
+        slots=1,
+        retries=3,
     )
+    player.sampler.on_close = lambda key: hang("session")
     holder = await player.slots.take() if where == "slot" else None
     playing = asyncio.create_task(player.play(task))
     await (asyncio.sleep(0.01) if holder else reached.wait())
@@ -330,6 +360,33 @@ async def test_a_cancel_anywhere_closes_everything_and_gives_the_slot_back(kit, 
     assert all(box.closed == 1 for box in boxes.made)
     assert len(boxes.made) == (where not in ("slot", "create"))
     assert all_closed(player)
+
+
+async def test_conversations_close_although_a_cancel_comes_while_a_failed_episode_is_closed(kit):
+    reached = asyncio.Event()
+
+    async def slowly():
+        reached.set()
+        await asyncio.sleep(0.05)
+
+    task = asks(kit, setup=lambda attempt, sandbox: OSError("disk"))
+    player = kit.player(kit.script("done"))
+    player.sampler.on_close = lambda key: slowly()
+    playing = asyncio.create_task(player.play(task))
+    await reached.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert all_closed(player)
+
+
+@pytest.mark.parametrize("error", [OSError("x"), asyncio.CancelledError()])
+async def test_a_conversation_that_fails_to_close_spoils_nothing(kit, error):
+    player = kit.player(kit.script("done"))
+    player.sampler.on_close = lambda key: error
+    episode = await player.play(asks(kit))
+    assert (episode.failure, episode.reward) == (None, 0.0)
+    assert player.stats.started == player.stats.closed
 
 
 async def test_a_slot_is_given_back_once_and_in_the_order_of_asking():

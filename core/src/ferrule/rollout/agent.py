@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-from ..data import Message, SamplingParams, Termination, TokenKind, ToolSpec, Trajectory, derive_seed
+from ..data import Message, Termination, TokenKind, ToolSpec, Trajectory
 from ..errors import EpisodeFailed, Failure, RolloutCut
-from ..kinds import NoBridge, Parsed, Rendered, Renderer, Sample, Sampler, SamplerSession, Tail, Task
+from ..kinds import NoBridge, Parsed, Rendered, Renderer, Sample, SamplerSession, Tail
 from ..logs import get_logger
 from .ledger import Ledger
 from .plan import LIVE_THREADS, Extend, Match, Repeat, Reset, Start, Thread, key, kinds_after_reset, match
-from .shutdown import CLOSE_TIMEOUT, being_cancelled, one_line
+from .shutdown import being_cancelled, one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..config.schema import RolloutConfig
-    from .player import Stats
+    from .rollout import Rollout
 
 log = get_logger("ferrule.rollout")
 
@@ -38,102 +36,11 @@ class Reply:
     stop_reason: str
 
 
-class Rollout:
-    """What a harness is given beside the play: its agents, the limits, the task and a seed of its own.
-
-    The core opens one sampler session for each of the harness's ``roles`` when the episode starts, not at the first reply: a sampler that
-    decodes in lock-step must know early which conversations it has to wait for. They are closed as soon as the harness is done,
-    before anything is scored.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        attempt: int,
-        *,
-        seed: int,
-        limits: RolloutConfig,
-        sampling: SamplingParams,
-        roles: Sequence[str] = (),
-        renderer: Renderer | None = None,
-        sampler: Sampler | None = None,
-        vocab_size: int | None = None,
-        key: str = "",
-        stats: Stats | None = None,
-    ) -> None:
-        self.task, self.attempt, self.seed, self.limits, self.sampling = task, attempt, seed, limits, sampling
-        self._roles, self._renderer, self._sampler = tuple(roles), renderer, sampler
-        self._vocab_size, self._key, self._stats = vocab_size, key or f"{task.id}#{attempt}", stats
-        self._agents: dict[str, Agent] = {}
-        self._sessions: list[AbstractAsyncContextManager[SamplerSession]] = []
-        self._asked: dict[str, Agent] = {}
-        self._flying = 0
-        self.ended: RolloutCut | EpisodeFailed | None = None
-        """What ended the rollout, whether or not the harness let it pass."""
-
-        self.undelivered: Message | None = None
-        """A reply that was sampled but cut before the harness saw it."""
-
-    async def open(self) -> None:
-        """Open a sampler session for each role. Raises EpisodeFailed(engine_failed)."""
-        if self._sampler is None or self._renderer is None:
-            return
-        for role in self._roles:
-            try:
-                manager = self._sampler.open(f"{self._key}:{role}", seed=derive_seed(self.seed, role))
-                session = await manager.__aenter__()
-            except EpisodeFailed:
-                raise
-            except Exception as error:
-                raise EpisodeFailed(Failure.ENGINE_FAILED, f"no sampler session opened: {one_line(error)}") from error
-            self._sessions.append(manager)
-            if self._stats is not None:
-                self._stats.started["sessions"] += 1
-            self._agents[role] = Agent(
-                role, self, self._renderer, session, context_length=self._sampler.context_length, vocab_size=self._vocab_size
-            )
-
-    async def close(self) -> None:
-        """Close the sessions, each once."""
-        while self._sessions:
-            manager = self._sessions.pop()
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await manager.__aexit__(None, None, None)
-            except (Exception, asyncio.CancelledError) as error:
-                log.warning("session_close_failed", key=self._key, error=one_line(error))
-            finally:
-                if self._stats is not None:
-                    self._stats.closed["sessions"] += 1
-
-    def agent(self, name: str = "agent") -> Agent:
-        """The agent of one of the harness's ``roles``; the same object every time."""
-        agent = self._agents.get(name)
-        if agent is None:
-            known = ", ".join(self._agents) or "none are open: the harness says needs_model = False, or the run has no trainer"
-            raise RuntimeError(f"no agent called {name!r}; the harness's roles: {known}")
-        return self._asked.setdefault(name, agent)
-
-    @property
-    def agents(self) -> tuple[Agent, ...]:
-        """Those that the harness asked for."""
-        return tuple(self._asked.values())
-
-    @property
-    def steps(self) -> int:
-        """Model messages sampled so far, over all agents."""
-        return sum(agent.ledger.sampled for agent in self._agents.values())
-
-    def end(self, error: RolloutCut | EpisodeFailed) -> None:
-        """Note what ends the rollout; the first stands."""
-        if self.ended is None:
-            self.ended = error
-
-
 class Agent:
     """One role's conversations with the model, over one ledger and one sampler session.
 
-    ``reply`` plans each request on the ledger and asks the renderer only for what is new, so that a turn costs what it adds.
+    ``reply`` plans each request on the ledger and asks the renderer only for what is new, so that a turn costs what it
+    adds.
     """
 
     def __init__(
@@ -152,7 +59,7 @@ class Agent:
         self._rollout, self._renderer, self._session = rollout, renderer, session
         self._context_length, self._vocab_size = context_length, vocab_size
         stop_ids = frozenset((*rollout.sampling.stop_ids, *renderer.stop_ids))
-        self._sampling = attrs.evolve(rollout.sampling, stop_ids=stop_ids)  # type: ignore[arg-type]  # a generic converter
+        self._sampling = attrs.evolve(rollout.sampling, stop_ids=stop_ids)  # type: ignore[arg-type]
         self._threads: list[Thread] = []
         self._held: Counter[Hashable] = Counter()
         self._lock = asyncio.Lock()
@@ -160,8 +67,8 @@ class Agent:
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Reply:
         """The model's next message after *messages*, the whole conversation as the harness holds it.
 
-        Raises RolloutCut where a limit is reached or the reply is beyond use, EpisodeFailed where the renderer or the engine failed. Both are
-        final: every later call raises the same. Calls of one agent wait for each other.
+        Raises RolloutCut where a limit is reached or the reply is beyond use, EpisodeFailed where the renderer or the
+        engine failed. Both are final: every later call raises the same. Calls of one agent wait for each other.
         """
         async with self._lock:
             rollout = self._rollout
@@ -183,7 +90,9 @@ class Agent:
                 rollout._flying -= 1
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Start | Extend | Repeat | Reset:
-        """How this request meets the ledger; changes nothing. Only new messages are shown to the renderer, and only its bridge."""
+        """How this request meets the ledger; changes nothing. Only new messages are shown to the renderer, and only
+        its bridge.
+        """
         found = match(self._threads, messages if isinstance(messages, list) else list(messages), tuple(tools))
         if not isinstance(found, Match):
             return found
@@ -198,11 +107,9 @@ class Agent:
     def trajectory(self, reward: float | None) -> Trajectory:
         """What this agent did, as views of the ledger."""
         segments = self.ledger.segments()
-        return Trajectory(
-            self.name, self.ledger.steps_in(segments), segments, reward, metadata={"resets": self.resets}
-        )
+        return Trajectory(self.name, self.ledger.steps_in(segments), segments, reward, metadata={"resets": self.resets})
 
-    # -- one request ---------------------------------------------------------------------------------------------------------
+    # -- one request ---------------------------------------------------------------------------------------------------
 
     async def _sample(self, messages: list[Message], tools: tuple[ToolSpec, ...]) -> Reply:
         plan = self.plan(messages, tools)
@@ -229,7 +136,8 @@ class Agent:
         try:
             sample = await self._complete(self.ledger.tokens(segment))
         except BaseException:
-            # The prompt was never answered: the request may come again, and no row ends in tokens that no sample follows.
+            # The prompt was never answered: the request may come again, and no row ends in tokens that no
+            # sample follows.
             self.ledger.crop(segment, length)
             raise
         if not isinstance(plan, Extend):
@@ -241,20 +149,30 @@ class Agent:
         return self._commit(thread, new, sample)
 
     async def _complete(self, prompt: NDArray[np.int32], superseded: int = 0) -> Sample:
-        """Sample after *prompt* within what the limits leave; *superseded* tokens of the ledger are about to be cut off."""
+        """Sample after *prompt* within what the limits leave; *superseded* tokens of the ledger are about to be cut
+        off.
+        """
         limits, length = self._rollout.limits, len(prompt)
         room = self._context_length - length
         if self.ledger.sampled == 0:
             if limits.max_prompt_tokens is not None and length > limits.max_prompt_tokens:
-                raise self._cut(Termination.MAX_PROMPT_LENGTH, f"the first prompt has {length} tokens, over {limits.max_prompt_tokens}")
+                raise self._cut(
+                    Termination.MAX_PROMPT_LENGTH,
+                    f"the first prompt has {length} tokens, over {limits.max_prompt_tokens}",
+                )
             if room <= 0:
-                raise self._cut(Termination.MAX_PROMPT_LENGTH, f"the first prompt has {length} tokens; {self._context_length} is the context")
+                raise self._cut(
+                    Termination.MAX_PROMPT_LENGTH,
+                    f"the first prompt has {length} tokens; {self._context_length} is the context",
+                )
         if room <= 0:
             raise self._cut(Termination.MAX_RESPONSE_LENGTH, f"{length} tokens; {self._context_length} is the context")
         if limits.max_response_tokens is not None:
             room = min(room, limits.max_response_tokens - self.ledger.response_tokens + superseded)
             if room <= 0:
-                raise self._cut(Termination.MAX_RESPONSE_LENGTH, f"over {limits.max_response_tokens} tokens after the first prompt")
+                raise self._cut(
+                    Termination.MAX_RESPONSE_LENGTH, f"over {limits.max_response_tokens} tokens after the first prompt"
+                )
         params = self._sampling
         if room < params.max_tokens:
             params = attrs.evolve(params, max_tokens=room)
@@ -271,7 +189,8 @@ class Agent:
         if not len(sample.ids) == len(sample.logprobs) == len(sample.versions):
             raise EpisodeFailed(
                 Failure.ENGINE_FAILED,
-                f"{len(sample.ids)} tokens came with {len(sample.logprobs)} logprobs and {len(sample.versions)} versions",
+                f"{len(sample.ids)} tokens came with {len(sample.logprobs)} logprobs and "
+                f"{len(sample.versions)} versions",
             )
         self._in_vocabulary(sample.ids, "the engine sampled")
         return sample
@@ -294,15 +213,21 @@ class Agent:
             self._threads.append(thread)
         termination = None
         if sample.stop_reason == "length":
-            termination, detail = Termination.MAX_RESPONSE_LENGTH, f"the completion was cut after {len(sample.ids)} tokens"
+            termination, detail = (
+                Termination.MAX_RESPONSE_LENGTH,
+                f"the completion was cut after {len(sample.ids)} tokens",
+            )
         elif parsed.beyond_use:
-            termination, detail = Termination.MALFORMED_REPLY, "; ".join(p.message for p in parsed.problems) or "it never closes"
+            termination, detail = (
+                Termination.MALFORMED_REPLY,
+                "; ".join(p.message for p in parsed.problems) or "it never closes",
+            )
         if termination is not None:
             self._rollout.undelivered = parsed.message
             raise self._cut(termination, detail)
         return Reply(parsed.message, parsed, step, sample.stop_reason)
 
-    # -- helpers -------------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _tail(self, thread: Thread) -> Tail:
         before = len(thread.messages) - 1

@@ -22,8 +22,8 @@ _FIRST_CAPACITY = 512
 class _Buffer:
     """The four arrays of one segment, doubled when full.
 
-    A token, once written, is never overwritten in place: cropping moves to fresh arrays. So a view that was handed out (a prompt that a
-    sampler still compares its cache with) stays what it was.
+    A token, once written, is never overwritten in place: cropping moves to fresh arrays. So a view that was handed out
+    (a prompt that a sampler still compares its cache with) stays what it was.
     """
 
     __slots__ = ("ids", "kind", "length", "logprobs", "response", "version")
@@ -89,8 +89,8 @@ class _Mark:
 class Ledger:
     """The tokens of one agent in one episode: segments that only grew, and the steps sampled into them.
 
-    A prompt is appended whole when a segment opens, later as what it adds; samples follow verbatim. Until the first sample every token is
-    PROMPT. ``crop`` cuts a superseded tail off before anything is built on it.
+    A prompt is appended whole when a segment opens, later as what it adds; samples follow verbatim. Until the first
+    sample every token is PROMPT. ``crop`` cuts a superseded tail off before anything is built on it.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,9 @@ class Ledger:
 
     @property
     def response_tokens(self) -> int:
-        """All tokens after the first prompt, each counted once: what is PROMPT in a later segment is in an earlier one already."""
+        """All tokens after the first prompt, each counted once: what is PROMPT in a later segment is in an earlier
+        one already.
+        """
         return sum(buffer.response for buffer in self._buffers)
 
     def length(self, segment: int) -> int:
@@ -140,7 +142,9 @@ class Ledger:
         return len(self._marks) - 1
 
     def crop(self, segment: int, length: int) -> None:
-        """Cut *segment* to its first *length* tokens and forget the steps that reach beyond; the last segment goes when cut to nothing."""
+        """Cut *segment* to its first *length* tokens and forget the steps that reach beyond; the last segment goes
+        when cut to nothing.
+        """
         buffer = self._buffers[segment]
         if not 0 <= length <= buffer.length:
             raise ValueError(f"cannot cut a segment of {buffer.length} tokens to {length}")
@@ -162,7 +166,9 @@ class Ledger:
         return self.steps_in(self.segments())
 
     def steps_in(self, segments: tuple[Segment, ...]) -> tuple[Step, ...]:
-        """The steps, holding these *segments* (of :meth:`segments`), so that a trajectory's two lists share their objects."""
+        """The steps, holding these *segments* (of :meth:`segments`), so that a trajectory's two lists share their
+        objects.
+        """
         return tuple(
             Step(segments[m.segment], m.segment, m.start, m.stop, m.stop_reason, m.message, m.status, m.version)
             for m in self._marks

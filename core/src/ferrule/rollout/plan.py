@@ -14,7 +14,8 @@ from ..data import Message, TokenKind, ToolSpec
 from ..kinds import Rendered
 
 LIVE_THREADS = 8
-"""Conversations of one agent that a request is matched with, the last used ones: agents interleave a few, never many."""
+"""Conversations of one agent that a request is matched with, the last used ones: agents interleave a few, never many.
+"""
 
 ResetReason = Literal["prefix_changed", "empty_delta", "no_bridge", "tools_changed"]
 
@@ -23,9 +24,9 @@ ResetReason = Literal["prefix_changed", "empty_delta", "no_bridge", "tools_chang
 class Thread:
     """A live conversation: the messages behind one segment, the last of them the model's own reply.
 
-    ``generation`` is where the last generation prompt starts in the segment, ``prompt_length`` where the last completion does.
-    ``opened`` are the blocks that the generation prompt left open, ``left_open`` those of them still open after the completion.
-    ``strippable`` is whether a reply before the last came with reasoning.
+    ``generation`` is where the last generation prompt starts in the segment, ``prompt_length`` where the last
+    completion does. ``opened`` are the blocks that the generation prompt left open, ``left_open`` those of them still
+    open after the completion. ``strippable`` is whether a reply before the last came with reasoning.
     """
 
     segment: int
@@ -63,7 +64,9 @@ class Repeat:
 
 @attrs.frozen(eq=False)
 class Reset:
-    """A new segment must start. ``index`` is the first message that differs from the nearest conversation *thread*, ``detail`` a sentence."""
+    """A new segment must start. ``index`` is the first message that differs from the nearest conversation *thread*,
+    ``detail`` a sentence.
+    """
 
     reason: ResetReason
     thread: Thread
@@ -79,10 +82,13 @@ class Match:
     new: list[Message]
 
 
-def match(threads: Sequence[Thread], messages: list[Message], tools: tuple[ToolSpec, ...]) -> Start | Match | Repeat | Reset:
+def match(
+    threads: Sequence[Thread], messages: list[Message], tools: tuple[ToolSpec, ...]
+) -> Start | Match | Repeat | Reset:
     """Find the live conversation with the longest common prefix.
 
-    List comparison runs in C and looks at identity first, so that a harness which keeps its message objects pays nanoseconds a message.
+    List comparison runs in C and looks at identity first, so that a harness which keeps its message objects pays
+    nanoseconds a message.
     """
     if not threads:
         return Start()
@@ -123,14 +129,19 @@ def _tools_differ(before: tuple[ToolSpec, ...], now: tuple[ToolSpec, ...]) -> st
     old, new = {tool.name: tool for tool in before}, {tool.name: tool for tool in now}
     gone, added = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
     changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
-    parts = [f"{word} {', '.join(names)}" for word, names in (("gone:", gone), ("added:", added), ("changed:", changed)) if names]
+    parts = [
+        f"{word} {', '.join(names)}"
+        for word, names in (("gone:", gone), ("added:", added), ("changed:", changed))
+        if names
+    ]
     return f"other tools are offered ({'; '.join(parts) or 'in another order'})"
 
 
 def key(message: Message) -> Hashable:
     """What makes two messages the same, hashable."""
     calls = tuple(
-        (call.id, call.name, json.dumps(dict(call.arguments), sort_keys=True, default=repr), call.raw) for call in message.tool_calls
+        (call.id, call.name, json.dumps(dict(call.arguments), sort_keys=True, default=repr), call.raw)
+        for call in message.tool_calls
     )
     return (message.role, message.content, message.reasoning, message.tool_call_id, message.name, calls)
 
@@ -138,9 +149,9 @@ def key(message: Message) -> Hashable:
 def kinds_after_reset(rendered: Rendered, messages: Sequence[Message], held: Counter[Hashable]) -> np.ndarray:
     """uint8[T]: the kinds of a history rendered anew.
 
-    PROMPT for what an earlier row already holds (*held* counts each message's most occurrences in one segment) and for replies that were
-    not sampled here. Messages first seen keep OBSERVATION and SCAFFOLD. What stands between two messages, and the generation prompt,
-    belongs to the message before it; what stands before the first is PROMPT.
+    PROMPT for what an earlier row already holds (*held* counts each message's most occurrences in one segment) and for
+    replies that were not sampled here. Messages first seen keep OBSERVATION and SCAFFOLD. What stands between two
+    messages, and the generation prompt, belongs to the message before it; what stands before the first is PROMPT.
     """
     kinds = rendered.kinds.astype(np.uint8, copy=True)
     seen: Counter[Hashable] = Counter()

@@ -45,10 +45,19 @@ class PlayResult:
 class Turn:
     """One turn of a play: what is asked, and where the model's messages go until one of them ends it.
 
-    ``system`` is the system prompt in effect, ``tools`` what is offered, ``prompt`` the user's text; ``messages`` is what the turn adds to the conversation.
+    ``system`` is the system prompt in effect, ``tools`` what is offered, ``prompt`` the user's text; ``messages`` is
+    what the turn adds to the conversation.
     """
 
-    def __init__(self, play: Play, index: int, system: str | None, tools: tuple[ToolSpec, ...], prompt: str, messages: list[Message]) -> None:
+    def __init__(
+        self,
+        play: Play,
+        index: int,
+        system: str | None,
+        tools: tuple[ToolSpec, ...],
+        prompt: str,
+        messages: list[Message],
+    ) -> None:
         self.index, self.system, self.tools, self.prompt, self.messages = index, system, tools, prompt, messages
         self._play = play
         self._names = frozenset(tool.name for tool in tools)
@@ -62,8 +71,8 @@ class Turn:
     async def call(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Run *calls* in order; one ``tool`` message each, paired by ``tool_call_id``.
 
-        A malformed call, an unknown tool and a tool that raises are answered to the model as text, and counted as ``tool_errors``. Raises
-        EpisodeFailed where the run itself failed.
+        A malformed call, an unknown tool and a tool that raises are answered to the model as text, and counted as
+        ``tool_errors``. Raises EpisodeFailed where the run itself failed.
         """
         answers = []
         for call in calls:
@@ -112,10 +121,12 @@ class Turn:
 
 
 class Play:
-    """Drives one attempt at a task: ``start``, turns until ``next_turn`` answers None, then ``result``; or ``cut`` anywhere. ``close`` always.
+    """Drives one attempt at a task: ``start``, turns until ``next_turn`` answers None, then ``result``; or ``cut``
+    anywhere. ``close`` always.
 
-    Everything that fails for reasons that are not the policy's is an EpisodeFailed, which is final: a failed play has no result, whoever
-    swallows the exception. ``setup_timeout`` bounds making the sandbox and starting the attempt, ``score_timeout`` the verifier, in seconds.
+    Everything that fails for reasons that are not the policy's is an EpisodeFailed, which is final: a failed play has
+    no result, whoever swallows the exception. ``setup_timeout`` bounds making the sandbox and starting the attempt,
+    ``score_timeout`` the verifier, in seconds.
     """
 
     def __init__(
@@ -230,7 +241,9 @@ class Play:
         return self.turn
 
     async def result(self) -> PlayResult:
-        """The verdict of a play that is over. Raises EpisodeFailed where the run failed, or its scores hold no reward."""
+        """The verdict of a play that is over. Raises EpisodeFailed where the run failed, or its scores hold no
+        reward.
+        """
         if self._result is None:
             self._expect("take the result", _State.OVER)
             await self._score(Termination.ENV_DONE)
@@ -255,7 +268,7 @@ class Play:
         finally:
             self._state = _State.CLOSED
 
-    # -- inside --------------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _score(self, termination: Termination) -> None:
         # Whatever happens in here, the verifier ran: it is not asked twice.
@@ -282,7 +295,11 @@ class Play:
 
     def _readable(self, scores: object) -> dict[str, float]:
         if not isinstance(scores, Mapping):
-            self._fail(EpisodeFailed(Failure.REWARD_UNREADABLE, f"the verifier gave {type(scores).__name__}, not scores by name"))
+            self._fail(
+                EpisodeFailed(
+                    Failure.REWARD_UNREADABLE, f"the verifier gave {type(scores).__name__}, not scores by name"
+                )
+            )
         out = {}
         for name, value in scores.items():
             try:
@@ -303,7 +320,11 @@ class Play:
                 self._fail(EpisodeFailed(Failure.REWARD_MISSING, f"no score {self._reward!r}; there are: {names}"))
             return self.scores[self._reward]
         if len(self.scores) != 1:
-            hint = "the verifier gave no score" if not self.scores else f"several scores ({names}): set rollout.reward to one of them"
+            hint = (
+                "the verifier gave no score"
+                if not self.scores
+                else f"several scores ({names}): set rollout.reward to one of them"
+            )
             self._fail(EpisodeFailed(Failure.REWARD_MISSING, hint))
         return next(iter(self.scores.values()))
 

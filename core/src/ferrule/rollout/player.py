@@ -1,4 +1,6 @@
-"""The player: takes a slot, opens what an episode needs, lets the harness play, scores, and closes everything on every path."""
+"""The player: takes a slot, opens what an episode needs, lets the harness play, scores, and closes everything on
+every path.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from ..data import Episode, SamplingParams, Termination, derive_seed
 from ..errors import EpisodeFailed, Failure, RolloutCut
 from ..kinds import Harness, Renderer, Sampler, SandboxBackend, Task
 from ..logs import get_logger
-from .agent import Rollout
 from .play import Play, PlayResult
+from .rollout import Rollout
 from .shutdown import being_cancelled, one_line, outlast
 from .slots import Slots
 
@@ -35,7 +37,9 @@ def _first(group: ExceptionGroup[RolloutCut]) -> RolloutCut:
 
 @attrs.define
 class Stats:
-    """What was started and what was closed, by name: ``episodes``, ``plays`` (attempts that a task began), ``sandboxes``, ``sessions``."""
+    """What was started and what was closed, by name: ``episodes``, ``plays`` (attempts that a task began),
+    ``sandboxes``, ``sessions``.
+    """
 
     started: Counter[str] = attrs.field(factory=Counter)
     closed: Counter[str] = attrs.field(factory=Counter)
@@ -49,8 +53,9 @@ class Stats:
 class Player:
     """Plays episodes of one run, as many at once as ``config.slots``.
 
-    *renderer* and *sampler* are None where the harness needs no model; *sandboxes* where no task needs one. ``score_timeout`` and
-    ``setup_timeout`` bound the verifier and the setup of an attempt, in seconds; ``config.timeout`` bounds the harness.
+    *renderer* and *sampler* are None where the harness needs no model; *sandboxes* where no task needs one.
+    ``score_timeout`` and ``setup_timeout`` bound the verifier and the setup of an attempt, in seconds;
+    ``config.timeout`` bounds the harness.
     """
 
     def __init__(
@@ -77,10 +82,11 @@ class Player:
     async def play(
         self, task: Task, attempt: int = 0, *, step: int = 0, group: str = "", sampling: SamplingParams | None = None
     ) -> Episode:
-        """One episode of *task*: played, scored and closed. A failed one is played again, up to ``config.retries`` times with other seeds; the last comes back.
+        """One episode of *task*: played, scored and closed. A failed one is played again, up to ``config.retries``
+        times with other seeds; the last comes back.
 
-        *group* is the path under which the episode is filed (``train/step-3``). Raises nothing but CancelledError, and that after
-        everything is closed and the slot given back.
+        *group* is the path under which the episode is filed (``train/step-3``). Raises nothing but CancelledError, and
+        that after everything is closed and the slot given back.
         """
         for retry in range(self.config.retries + 1):
             async with await self.slots.take():
@@ -95,10 +101,14 @@ class Player:
                 break
         return episode
 
-    async def _once(self, task: Task, attempt: int, retry: int, step: int, group: str, sampling: SamplingParams) -> Episode:
+    async def _once(
+        self, task: Task, attempt: int, retry: int, step: int, group: str, sampling: SamplingParams
+    ) -> Episode:
         began = time.monotonic()
         name = f"{group + '/' if group else ''}{task.id}#{attempt}" + (f"~{retry}" if retry else "")
-        play = Play(task, attempt, sandboxes=self.sandboxes, reward=self.config.reward, stats=self.stats, **self._timeouts)
+        play = Play(
+            task, attempt, sandboxes=self.sandboxes, reward=self.config.reward, stats=self.stats, **self._timeouts
+        )
         model = self.harness.needs_model
         rollout = Rollout(
             task,
@@ -175,8 +185,6 @@ class Player:
             rollout.end(_first(cuts))
         # The conversations end before the verifier runs, lest others wait for them in a lock-step sampler.
         await outlast(rollout.close())
-        if play.failure is not None:
-            raise play.failure
         if isinstance(rollout.ended, EpisodeFailed):
             raise rollout.ended
         if rollout.undelivered is not None and play.turn is not None:

@@ -1,4 +1,6 @@
-"""Endings that hold: closing what is open although somebody cancels meanwhile, and telling a real cancel from a stray one."""
+"""Endings that hold: closing what is open although somebody cancels meanwhile, and telling a real cancel from a stray
+one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ async def outlast(work: Coroutine[Any, Any, T]) -> T:
 
 
 def being_cancelled() -> bool:
-    """Whether somebody asked to cancel the current task. A CancelledError without that is a stray: some code inside broke."""
+    """Whether somebody asked to cancel the current task. A CancelledError without that is a stray: some code inside
+    broke.
+    """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
