@@ -65,7 +65,8 @@ class LocalTrainer(ferrule.Trainer, name="local"):
 
         ``threads``: PyTorch's, None leaves them; results repeat bit for bit only on the same number.
         ``schedule``: ``lockstep`` decodes only while every open session waits for a token, so that batches, and with them the last bits,
-        do not hang on timing; a session that stays away for ``patience`` seconds holds the others no longer. ``continuous`` never waits.
+        do not hang on timing; a session that stays away for ``patience`` seconds holds the others no longer. Sessions whose keys agree up to
+        their last colon are of one episode, and only one of them need wait. ``continuous`` never waits for anybody.
         ``micro_batch_tokens`` bounds a micro-batch, padding included. ``max_batch``: sessions decoded together, more wait.
         ``context_length``: the longest context sampled, the model's own positions by default.
         """

@@ -108,9 +108,9 @@ class FastDecoder(Decoder):
                 "o": get(f"{at}self_attn.o_proj.weight"), "o_bias": get(f"{at}self_attn.o_proj.bias"),
                 "gate_up": gate_up * gain2, "down": get(f"{at}mlp.down_proj.weight"),
             }
-            layers.append({n: None if w is None else w.to(self.dtype).contiguous() for n, w in layer.items()})
+            layers.append({n: None if w is None else w.to(self.dtype, copy=True).contiguous() for n, w in layer.items()})
         self.layers = layers
-        self.embed = get("model.embed_tokens.weight").to(self.dtype)
+        self.embed = get("model.embed_tokens.weight").to(self.dtype, copy=True)
         head = self.embed.float() if self.tied else get("lm_head.weight")
         self.head = (head * get("model.norm.weight")).to(self.dtype)
 

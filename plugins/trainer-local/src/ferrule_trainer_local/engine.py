@@ -50,10 +50,15 @@ class Request:
 
 
 class State:
-    """A session as the engine sees it. ``row`` is its row in the batch, or ``parked`` what was taken out of it."""
+    """A session as the engine sees it. ``row`` is its row in the batch, or ``parked`` what was taken out of it.
+
+    Keys are ``<episode>:<role>``. Roles of one episode mostly wait for one another, so while one of them waits for a token the others
+    need not.
+    """
 
     def __init__(self, key: str, seed: int, serial: int) -> None:
         self.key, self.seed, self.serial = key, seed, serial
+        self.episode = key.rpartition(":")[0] or key
         self.ids = np.empty(0, np.int32)
         self.n = self.cached = 0
         self.row: int | None = None
@@ -132,18 +137,18 @@ class Engine:
 
     # The thread.
 
+    @torch.inference_mode()
     def _main(self) -> None:
         try:
             self._prepare()
-            with torch.inference_mode():
-                while self._take():
-                    try:
-                        self._arrange()
-                        if self._rows:
-                            self._decode()
-                    except Exception as error:
-                        log.exception("sampler_failed")
-                        self._break(f"{type(error).__name__}: {error}")
+            while self._take():
+                try:
+                    self._arrange()
+                    if self._rows:
+                        self._decode()
+                except Exception as error:
+                    log.exception("sampler_failed")
+                    self._break(f"{type(error).__name__}: {error}")
         finally:
             with self._wake:
                 self._closed = True
@@ -203,12 +208,12 @@ class Engine:
 
     def _ready(self) -> tuple[bool, float | None]:
         """Whether to decode now, or how long until somebody's patience ends (None: until something happens)."""
-        waiting = any(s.request is not None for s in self._open)
+        waiting = {s.episode for s in self._open if s.request is not None}
         if not waiting or not self.lockstep:
-            return waiting, None
+            return bool(waiting), None
         now, timeout = time.monotonic(), None
         for state in self._open:
-            if state.request is None and not state.overdue:
+            if state.request is None and not state.overdue and state.episode not in waiting:
                 left = state.idle_since + self.patience - now
                 if left <= 0:
                     state.overdue = True

@@ -88,7 +88,7 @@ class Work:
             executor.shutdown(wait=False)
             raise
         work.executor = executor
-        log.info(
+        log.debug(
             "trainer_started", parameters=sum(p.numel() for p in work.model.parameters()), device=str(work.device),
             decoder=type(work.decoder).__name__, vocab=work.vocab,
         )
