@@ -25,6 +25,9 @@ log = structlog.get_logger("ferrule.sandbox.local")
 BOX, COMMAND = "FERRULE_SANDBOX", "FERRULE_COMMAND"
 """Environment variables that mark a sandbox's processes, and those of one command: daemons are found by them."""
 
+ARGUMENT_MOST = 120_000
+"""Bytes of a command that go on a command line; Linux takes 131,072. A longer command runs from a file."""
+
 USERS = {None: "agent", "agent": "agent", "root": "root", "0": "root"}
 
 
@@ -70,9 +73,14 @@ class LocalSandbox(ferrule.Sandbox):
             return ferrule.ExecResult("", f"cannot change directory to {cwd!r}: no such folder\n", 125)
         self._count += 1
         mark = f"{self.id}.{self._count}"
+        argv = [self._backend.shell, "-c", command]
+        if len(command.encode("utf-8", "surrogateescape")) > ARGUMENT_MOST:
+            script = self._folder / "tmp" / mark
+            script.write_bytes(command.encode("utf-8", "surrogateescape"))
+            argv = [self._backend.shell, str(script)]
         full = self._environment() | dict(self._spec.env) | dict(env or {}) | {BOX: self.id, COMMAND: mark}
         return await self._commands.run(
-            [self._backend.shell, "-c", command], env=full, cwd=str(where), timeout=timeout, output_limit=output_limit,
+            argv, env=full, cwd=str(where), timeout=timeout, output_limit=output_limit,
             kill=lambda pid: _kill(pid, COMMAND, mark),
         )
 
