@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -186,7 +187,7 @@ class Bridging:
                 caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
                 base.append(Message("tool", f"x{n}", tool_call_id=f"fq7id{caller:02d}{n - caller - 1:02d}", name="fq7earlier"))
             else:
-                base.append(Message(role, f"x{n}"))
+                base.append(Message(cast(Any, role), f"x{n}"))
         return base
 
     @staticmethod

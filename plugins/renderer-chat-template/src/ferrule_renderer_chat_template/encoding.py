@@ -93,15 +93,14 @@ class Encoder:
             lead = self._lead if start or not fresh else ""
             encoding = self.backend.encode(lead + text[start:stop], add_special_tokens=False)
             skip, shift = (1, start - len(lead)) if lead else (0, start)
-            offsets = encoding.offsets
+            offsets = encoding.offsets[skip:] if skip else encoding.offsets
             ids += encoding.ids[skip:] if skip else encoding.ids
-            last = start
-            for a, b in offsets[skip:] if skip else offsets:
-                # Normalizers may leave gaps and overlaps; a token begins no later than where the last one ended.
-                a, b = min(a + shift, last), max(b + shift, last)
-                starts.append(a)
-                ends.append(b)
-                last = b
+            if shift:
+                starts += [a + shift for a, _ in offsets]
+                ends += [b + shift for _, b in offsets]
+            else:
+                starts += [a for a, _ in offsets]
+                ends += [b for _, b in offsets]
         return Tokens(ids, starts, ends)
 
     def tokenize(self, text: str, cuts: Iterable[int] = (), guards: Sequence[Guard] = (), fresh: bool = False) -> Tokens:
@@ -164,7 +163,7 @@ class Encoder:
         if not self._lead:
             return self.backend.decode(ids, skip_special_tokens=False)  # type: ignore[no-any-return]
         # Decoders of such tokenizers drop the blank at the very start: give them something else to start from.
-        text = self.backend.decode([self.ids_of[self._lead], *ids], skip_special_tokens=False)
+        text: str = self.backend.decode([self.ids_of[self._lead], *ids], skip_special_tokens=False)
         return text.removeprefix(self._lead)
 
 

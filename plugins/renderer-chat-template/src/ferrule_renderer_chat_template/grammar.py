@@ -163,8 +163,8 @@ def _close(
     """
     found = [i for i in encoder.encode(rest or "") if i in encoder.control]
     pick = next((i for i in found if i in known), None)
-    if pick is None and markup is None:
+    if pick is None and markup is not None:
+        found = [i for i in found if i not in markup and not _TAG.fullmatch(encoder.control[i])]
+    if pick is None:
         pick = next(iter(found), None)
-    elif pick is None:
-        pick = next((i for i in found if i not in markup and not _TAG.fullmatch(encoder.control[i])), None)
     return () if pick is None else (pick,)

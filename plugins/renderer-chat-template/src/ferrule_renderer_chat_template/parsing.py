@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ferrule import Message, Parsed, ParseProblem, ToolCall, ToolSpec
 
@@ -167,7 +167,7 @@ class _Reading:
             self.problems.append(ParseProblem((0, length), text, f"the reasoning never closes with {THINK_END}"))
         reasoning = "\n".join(t for t in (text.strip("\n") for text in self.thoughts) if t) if self.reasoned else None
         message = Message("assistant", self._content(), reasoning, tool_calls=tuple(self.calls))
-        status = "truncated" if not stopped else "malformed" if self.problems else "ok"
+        status: Literal["ok", "malformed", "truncated"] = "truncated" if not stopped else "malformed" if self.problems else "ok"
         return Parsed(message, status, closed, tuple(self.problems))
 
     def _content(self) -> str:

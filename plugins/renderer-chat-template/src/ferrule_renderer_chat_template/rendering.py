@@ -61,9 +61,14 @@ class Rendering:
         starts: list[int] = []
         actions: list[Span | None] = []
         low = 0
+        # The start of the first content after each message.
+        following = [end] * len(messages)
+        for i in range(len(messages) - 2, -1, -1):
+            span = located.contents[i + 1]
+            following[i] = min(span[0], following[i + 1]) if span else following[i + 1]
         for i, message in enumerate(messages):
             own = [s for s in (located.contents[i], located.reasonings[i]) if s and s[0] >= low]
-            limit = min((s[0] for s in own), default=self._limit(located, i, end))
+            limit = min((s[0] for s in own), default=following[i])
             begin = grammar.boundary(text, low, limit, message.role) if i else 0
             starts.append(begin)
             after = max((s[1] for s in own), default=low)
@@ -77,10 +82,6 @@ class Rendering:
         for k in range(len(starts) - 2, -1, -1):
             starts[k] = min(starts[k], starts[k + 1])
         return starts, actions
-
-    @staticmethod
-    def _limit(located: Located, index: int, end: int) -> int:
-        return min((s[0] for s in located.contents[index + 1 :] if s), default=end)
 
     def _action(self, text: str, previous: str, low: int, begin: int, limit: int, after: int, end: int) -> Span:
         """What was sampled of the assistant message that begins at *begin*: from its generation prompt to its stop token."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -88,45 +89,54 @@ class Template:
     def text(self, wires: Sequence[dict[str, Any]], tools: Sequence[ToolSpec] = (), generation: bool = False,
              marks: Marks | None = None) -> str:
         """The text of messages in the template's own form; Refused where it raises."""
-        offered = [t.to_openai() for t in tools] or None
+        offered: Any = [t.to_openai() for t in tools] or None
         if marks is not None and offered:
             offered = self.encoder.literal(offered, marks.cut)
         try:
-            rendered, _ = self._render(
+            rendered = self._render(
                 conversations=[list(wires)], tools=offered, chat_template=self.source, add_generation_prompt=generation,
                 **self.variables,
-            )
+            )[0]
         except Exception as error:  # a template is a program of its own: whatever it raises, it refused
             raise Refused(f"the template raised {type(error).__name__}: {error}") from error
         return str(rendered[0])
 
-    def wire(self, message: Message, content: str | None = None, reasoning: str | None = None, cut: str = "",
-             names: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """*message* as the template takes it, *content* and *reasoning* standing in for its own."""
-        content = clean(message.content) if content is None else content
-        reasoning = clean(message.reasoning or "") if reasoning is None else reasoning
-        out: dict[str, Any] = {"role": message.role}
+    def wire(self, message: Message) -> dict[str, Any]:
+        """*message* as the template takes it."""
+        return self._filled(self._frame(message, "", {}), clean(message.content), clean(message.reasoning or ""))
+
+    def _frame(self, message: Message, cut: str, names: Mapping[str, str]) -> dict[str, Any]:
+        """All of *message* but its content and reasoning; malformed calls as they were written, under ``raws``."""
+        out: dict[str, Any] = {"role": message.role, "raws": ()}
         if message.role == "assistant":
-            if reasoning and not self.reasoning_field:
-                content = f"<think>\n{reasoning}\n</think>\n\n{content}"
-            elif reasoning:
-                out["reasoning_content"] = reasoning
             raws = [clean(c.raw) for c in message.tool_calls if c.error is not None and c.raw]
-            raws = [self.encoder.literal(raw, cut, self.encoder.markup) for raw in raws] if cut else raws
-            content = "\n".join([content, *raws] if content else raws)
+            out["raws"] = [self.encoder.literal(raw, cut, self.encoder.markup) for raw in raws] if cut else raws
             calls = [c for c in message.tool_calls if c.error is None or not c.raw]
             if calls:
                 out["tool_calls"] = [self._call(c, cut) for c in calls]
-        out["content"] = [{"type": "text", "text": content}] if self.content_parts else content
         if message.tool_call_id is not None:
             out["tool_call_id"] = message.tool_call_id
-        name = message.name or (names or {}).get(message.tool_call_id or "")
+        name = message.name or names.get(message.tool_call_id or "")
         if name:
             out["name"] = name
         return out
 
+    def _filled(self, frame: Mapping[str, Any], content: str, reasoning: str) -> dict[str, Any]:
+        out = dict(frame)
+        raws = out.pop("raws")
+        if out["role"] == "assistant" and reasoning:
+            if self.reasoning_field:
+                out["reasoning_content"] = reasoning
+            else:
+                content = f"<think>\n{reasoning}\n</think>\n\n{content}"
+        if raws:
+            content = "\n".join([content, *raws] if content else raws)
+        out["content"] = [{"type": "text", "text": content}] if self.content_parts else content
+        return out
+
     def _call(self, call: ToolCall, cut: str) -> dict[str, Any]:
-        name, arguments = call.name, json.loads(clean(json.dumps(dict(call.arguments), ensure_ascii=False)))
+        name, written = call.name, json.dumps(dict(call.arguments), ensure_ascii=False)
+        arguments = json.loads(clean(written))
         if cut:
             name, arguments = self.encoder.literal(name, cut), self.encoder.literal(arguments, cut)
         if self.arguments_text:
@@ -143,10 +153,12 @@ class Template:
         if marks is None:
             raise Refused("the messages use both private-use planes of Unicode, which the renderer needs to find contents")
 
-        def wires(mark: Any) -> list[dict[str, Any]]:
+        frames = [self._frame(m, marks.cut, names) for m in messages]
+
+        def wires(mark: Callable[[str, int], str]) -> list[dict[str, Any]]:
             return [
-                self.wire(m, mark(c, 2 * i), mark(r, 2 * i + 1), marks.cut, names)
-                for i, (m, c, r) in enumerate(zip(messages, contents, reasonings, strict=True))
+                self._filled(frame, mark(content, 2 * i), mark(reasoning, 2 * i + 1))
+                for i, (frame, content, reasoning) in enumerate(zip(frames, contents, reasonings, strict=True))
             ]
 
         plain, _, cuts = marks.strip(self.text(wires(lambda text, _: text), tools, generation, marks))
@@ -154,7 +166,7 @@ class Template:
         for inner in (False, True):
             # Marks around the whole content first; where the template trims it, around what is not blank.
             try:
-                marked = self.text(wires(lambda text, i, inner=inner: marks.around(text, i, inner)), tools, generation, marks)
+                marked = self.text(wires(partial(marks.around, inner=inner)), tools, generation, marks)
             except Refused:
                 continue
             text, places, _ = marks.strip(marked)
@@ -199,7 +211,7 @@ class Template:
                 at = span[1] if span and not (i == 0 and message.role == "system") else at
                 continue
             for call in message.tool_calls:
-                if call.error is None and call.name not in text[at:]:
+                if call.error is None and text.find(call.name, at) < 0:
                     raise Refused(f"the template drops the call of {call.name!r} in message {i} (assistant)")
 
 
