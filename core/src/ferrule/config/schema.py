@@ -64,8 +64,9 @@ class RolloutConfig:
 class SftConfig:
     """``[sft]``: supervised training before RL, on the task set's demonstrations.
 
-    Goes on from ``min_steps`` in rounds until the sampled reward on ``dev_split`` (``dev_tasks`` of them, once each) reaches ``target``, at most ``max_steps``.
-    The learning rate warms up over ``warmup`` steps; in every round of ``round_steps`` it falls over the last ``decay`` of the round.
+    The first round has ``min_steps``, those after it ``round_steps``. Goes on until at the end of a round the sampled reward on ``dev_split`` (``dev_tasks`` of them, once each) reaches ``target``, at most ``max_steps``;
+    without a target, ends after the first round.
+    The learning rate warms up over ``warmup`` steps; in every round it falls, to a twentieth, over the last ``decay`` of the round.
     """
 
     min_steps: int = attrs.field(default=300, validator=v.ge(1))

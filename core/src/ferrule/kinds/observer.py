@@ -28,7 +28,8 @@ class ObserverSpecs:
 
     @hookspec
     def ferrule_metrics(self, run: RunInfo, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """A line of metrics: *stage* is ``sft``, ``train`` or ``eval``; *step* counts the stage's optimizer steps (for eval, the RL steps behind it)."""
+        """A line of metrics: *stage* is ``sft``, ``train`` or ``eval``; *step* counts the stage's steps (for eval, the RL steps behind it; -1 for the
+        untrained model where supervised training follows)."""
 
     @hookspec
     def ferrule_run_finished(self, run: RunInfo, summary: Mapping[str, Any]) -> None:

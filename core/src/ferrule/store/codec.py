@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 
 from ..data import Episode, Message, Segment, Step, Termination, TokenKind, ToolCall, Trajectory
@@ -59,7 +60,7 @@ def message_from_line(line: Mapping[str, Any]) -> Message:
         ToolCall(call.id, call.name, call.arguments, wire.get("error"), wire.get("raw"))
         for call, wire in zip(message.tool_calls, line.get("tool_calls") or (), strict=True)
     )
-    return Message(message.role, message.content, message.reasoning, calls, message.tool_call_id, message.name)
+    return attrs.evolve(message, tool_calls=calls)
 
 
 def _trajectory(trajectory: Trajectory, decode: Decode | None) -> dict[str, Any]:

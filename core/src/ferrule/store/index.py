@@ -109,7 +109,8 @@ class Index:
         self, *, run: str | None = None, episode: str | None = None, path: str | None = None, status: str | None = None
     ) -> list[EpisodeRow]:
         """Episodes, in the order of run, path, task and attempt. *path* also finds what lies below it."""
-        terms, values = ["1"], []
+        terms: list[str] = ["1"]
+        values: list[str | int] = []
         for column, value in (("run", run), ("episode", episode), ("status", status)):
             if value is not None:
                 terms.append(f"{column} = ?")

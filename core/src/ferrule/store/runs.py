@@ -138,12 +138,12 @@ class RunStore:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return json.loads((self.dir / "manifest.json").read_bytes())
+        return dict(json.loads((self.dir / "manifest.json").read_bytes()))
 
     @property
     def config_raw(self) -> dict[str, Any]:
         """The configuration as it was given, secrets included."""
-        return json.loads((self.dir / "config.json").read_bytes())
+        return dict(json.loads((self.dir / "config.json").read_bytes()))
 
     def info(self, seed: int, model: ModelSpec, config_dir: Path) -> RunInfo:
         return RunInfo(self.id, self.dir, seed, model, config_dir)
@@ -211,7 +211,7 @@ class RunStore:
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_bytes())
+            return dict(json.loads(path.read_bytes()))
         except ValueError as error:
             raise CheckpointError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
 

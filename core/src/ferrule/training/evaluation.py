@@ -16,10 +16,7 @@ UNTRAINED = -1
 
 def sampling_of(run: Run, mode: str) -> SamplingParams:
     """``[sampling]`` as *mode* changes it: ``greedy`` at temperature 0, ``sampled`` at ``eval.temperature``."""
-    sampling = run.config.sampling
-    if run.parts.renderer is not None:
-        sampling = attrs.evolve(sampling, stop_ids=sampling.stop_ids | run.parts.renderer.stop_ids)
-    return attrs.evolve(sampling, temperature=0.0 if mode == "greedy" else run.config.eval.temperature)
+    return attrs.evolve(run.config.sampling, temperature=0.0 if mode == "greedy" else run.config.eval.temperature)
 
 
 async def evaluate_at(run: Run, label: str, step: int) -> dict[str, float]:
@@ -42,7 +39,7 @@ async def evaluate_at(run: Run, label: str, step: int) -> dict[str, float]:
             title=f"eval {label}, {mode}", sampling=sampling_of(run, mode), breakable=True,
         )
         metrics |= evaluated(mode, episodes, len(tasks))
-        if run.parts.trainer is not None and "logprobs" in run.trainer.provides:
+        if mode == modes[0] and run.parts.trainer is not None and "logprobs" in run.trainer.provides:
             ce = await observation_ce(run.trainer, episodes)
             if ce is not None:
                 metrics[f"eval/{mode}/observation_ce"] = ce

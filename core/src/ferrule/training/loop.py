@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..config.secrets import redacted
 from ..errors import FerruleError
+from ..kinds import Task
 from ..logs import get_logger
 from ..store import RunStore
 from .evaluation import UNTRAINED, evaluate_at
@@ -99,7 +100,7 @@ async def evaluate(
 # -- stages ---------------------------------------------------------------------------------------------------------
 
 
-async def _stages(run: Run, tasks: Sequence) -> None:
+async def _stages(run: Run, tasks: Sequence[Task]) -> None:
     config, position = run.config, run.position
     if config.sft is not None and not position.sft_done:
         if config.eval.untrained and position.sft_step == 0 and "untrained" not in position.evaluated:

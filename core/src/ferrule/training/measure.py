@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ..algorithm import accuracy, rows_of
-from ..data import Episode, Mask, TokenKind
+from ..data import Episode, Mask, StepOutput, TokenKind
 from ..kinds import Trainer
 
 CE_EPISODES = 64
@@ -56,6 +56,11 @@ def evaluated(mode: str, episodes: Sequence[Episode], meant: int) -> dict[str, f
     out = {f"{prefix}reward": float(np.mean(rewards))} if rewards else {}
     out |= {f"{prefix}{name}": value for name, value in accuracy(episodes, meant=meant).items()}
     return out | played(episodes, prefix)
+
+
+def of_trainer(output: StepOutput) -> dict[str, float]:
+    """What the backend measured itself, under ``trainer/`` where it has no path of its own."""
+    return {name if "/" in name else f"trainer/{name}": value for name, value in output.metrics.items()}
 
 
 async def observation_ce(trainer: Trainer, episodes: Sequence[Episode]) -> float | None:

@@ -67,16 +67,13 @@ class Parts:
                 self._closers.append((name, part.close))
                 await part.start(run)
         config = self.loaded.config
-        sampling = config.sampling
-        if self.renderer is not None:
-            sampling = attrs.evolve(sampling, stop_ids=sampling.stop_ids | self.renderer.stop_ids)
         return Player(
             self.harness,
             self.renderer,
             self.trainer.sampler() if self.trainer else None,
             self.sandboxes,
             config=config.rollout,
-            sampling=sampling,
+            sampling=config.sampling,
             vocab_size=self.trainer.vocab_size if self.trainer else None,
             run_seed=config.seed,
         )
@@ -128,7 +125,7 @@ def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> li
     found.append(("slots", f"{rollout.slots} episodes at once, a failed one is played again up to {rollout.retries} times"))
     if parts.sandboxes is not None:
         found.append(("sandbox", f"{parts.sandboxes.name} ({', '.join(sorted(parts.sandboxes.provides)) or 'isolates nothing'})"))
-    if parts.advantage:
+    if config.advantage is not None and parts.advantage:
         policy = config.policy
         losses = [f"{loss.name} × {loss.config.coef:g}" for loss in parts.losses]
         found.append(("objective", ", ".join([f"{config.advantage.label}", f"{policy.loss} ({policy.reduction})", *losses])))

@@ -10,7 +10,7 @@ import numpy as np
 from ..algorithm import Batch, build_batch, loss_metrics, lower, needs
 from ..data import Episode, Objective
 from ..kinds import Task
-from .measure import played, tokens
+from .measure import of_trainer, played, tokens
 from .run import Run
 from .schedule import tasks_of_step
 
@@ -48,7 +48,7 @@ async def learn(run: Run, episodes: Sequence[Episode], step: int) -> tuple[Batch
     if not has_gradient(objective):
         return batch, skipped(run, step, "no_gradient")
     output = await run.trainer.forward_backward(objective)
-    metrics = {**loss_metrics(objective, output), **output.metrics, **await run.trainer.optim_step(config.train.optim)}
+    metrics = {**loss_metrics(objective, output), **of_trainer(output), **await run.trainer.optim_step(config.train.optim)}
     metrics |= {"lr": config.train.optim.lr, "version": float(await run.trainer.publish())}
     run.position.optimizer_steps += 1
     return batch, metrics

@@ -10,6 +10,7 @@ from ..config.schema import SftConfig
 from ..data import Row, TokenKind
 from ..errors import EpisodeFailed, FerruleError
 from .evaluation import sampling_of
+from .measure import of_trainer
 from .run import Run
 from .schedule import batch_of_step, rounds, sft_rate
 from .stop import Stopped
@@ -101,7 +102,7 @@ async def _step(run: Run, config: SftConfig, rows: list[Row], lengths: list[int]
     metrics = {"sft/loss": loss_metrics(objective, output)["loss/policy"]}
     if config.observation_weight:
         metrics["sft/observation_ce"] = _observed(chosen, output.logprobs)
-    metrics |= {**output.metrics, **await run.trainer.optim_step(optim), "lr": optim.lr}
+    metrics |= {**of_trainer(output), **await run.trainer.optim_step(optim), "lr": optim.lr}
     position.sft_step += 1
     run.reporter.advance(1, {"loss": metrics["sft/loss"]})
     run.metrics("sft", position.sft_step, metrics)
