@@ -254,8 +254,8 @@ class Structurer:
                 raise self._wrong(f"expected a list, got {self._got(value)}")
             if fixed and len(value) != len(args):
                 raise self._wrong(f"expected {len(args)} elements, got {len(value)}")
-            element = (lambda i: args[i]) if fixed else (lambda i: args[0] if args else Any)
-            return make(item for _, item in self._elements((i, each, element(i)) for i, each in enumerate(value)))
+            each = args if fixed else (args[0] if args else Any,) * len(value)
+            return make(item for _, item in self._elements(zip(range(len(value)), value, each, strict=True)))
 
         return hook
 
