@@ -60,7 +60,8 @@ class KVBatch:
     def append(self, piece: torch.Tensor) -> int:
         """Add a row that holds *piece*, [layers, 2, kv heads, n, head size]; its index."""
         n = piece.shape[3]
-        self.reserve(len(self.lens) + 1, max(0, n - self.end))
+        # from where the contexts would end once moved to the front, as making room may do
+        self.reserve(len(self.lens) + 1, max(0, n - (self.end - self.start)))
         if n > self.end:
             self._move_right(n - self.end)
         row = len(self.lens)
