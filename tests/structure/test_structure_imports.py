@@ -44,9 +44,20 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def imports(file: Path) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Every import of *file*: absolute module name (relative ones start with dots), names taken from it, line."""
-    for node in ast.walk(ast.parse(file.read_text())):
+def imports(file: Path, *, types: bool = True) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Every import of *file*: absolute module name (relative ones start with dots), names taken from it, line.
+
+    Without *types*, those under ``if TYPE_CHECKING`` are left out: they never happen.
+    """
+    tree = ast.parse(file.read_text())
+    guarded: set[ast.AST] = set()
+    if not types:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                guarded.update(inner for statement in node.body for inner in ast.walk(statement))
+    for node in ast.walk(tree):
+        if node in guarded:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, (), node.lineno
@@ -119,7 +130,7 @@ def test_the_folders_of_core_import_downwards_only() -> None:
         own = parts[0].removesuffix(".py")
         if own in {"__init__", "__main__"}:
             continue
-        for module, names, line in imports(file):
+        for module, names, line in imports(file, types=False):
             if module.startswith("."):
                 dots = len(module) - len(module.lstrip("."))
                 base = ["ferrule", *parts[:-1]][: len(parts) + 1 - dots]
