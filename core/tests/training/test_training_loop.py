@@ -172,6 +172,30 @@ async def test_a_stop_between_steps_saves_and_says_so(write) -> None:
     assert Path(summary.dir, state["checkpoint"]["path"]).exists()
 
 
+async def test_an_evaluation_that_was_broken_off_is_abandoned_not_filed(write) -> None:
+    stop = StopFlag()
+
+    class Impatient(Reporter):
+        def begin(self, title, total, unit):
+            if title == "eval step-3, greedy":
+                stop.request()
+
+    summary = await train(load(write()), reporter=Impatient(), stop=stop)
+    assert summary.status == "stopped"
+    store = RunStore.open(summary.dir)
+    counts = store.index.counts(store.id)
+    assert (counts["eval/step-3"]["filed"], counts["eval/step-3"]["abandoned"]) == (0, 12)
+    assert counts["train/step-3"]["filed"] == 12
+    store.close()
+
+
+async def test_demonstrations_that_are_not_there_are_missed_before_a_model_is_loaded(write) -> None:
+    config = write(SFT, taskset='ToyTasks", demonstrations = 0 }')
+    with pytest.raises(ferrule.FerruleError, match="no demonstrations"):
+        await train(load(config))
+    assert not list(config.parent.glob("runs/*"))
+
+
 async def test_only_the_last_checkpoints_are_kept(write) -> None:
     summary = await train(load(write(), ["save.every=1", "save.keep=2"]))
     assert sorted(p.name for p in (summary.dir / "checkpoints").iterdir()) == ["step-5", "step-6"]

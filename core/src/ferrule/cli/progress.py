@@ -156,8 +156,6 @@ def closing(summary: Summary) -> list[str]:
     for reason, count in sorted(summary.skipped.items()):
         out.append(f"optimizer steps not taken: {count} ({reason.replace('_', ' ')})")
     out += [f"warning: {text}" for text in summary.warnings]
-    if summary.error:
-        out.append(f"error: {summary.error}")
     out.append(f"{summary.status} after {summary.steps} RL steps and {summary.episodes} episodes, in {_time(summary.seconds)}")
     out.append(f"files: {summary.dir}")
     if summary.status != "done" and summary.kind == "train":

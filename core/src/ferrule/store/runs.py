@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,14 +90,19 @@ class RunStore:
         import fcntl
 
         descriptor = os.open(self.dir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            raise FerruleError(f"run {self.id!r} is being written by another process") from None
-        os.set_inheritable(descriptor, False)
+        for last in (False, False, False, True):  # a listing of runs holds the lock for an instant, too
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                busy = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+                if busy and not last:
+                    time.sleep(0.05)
+                    continue
+                os.close(descriptor)
+                if not busy:
+                    raise
+                raise FerruleError(f"run {self.id!r} is being written by another process") from None
         self._lock = descriptor
 
     @property

@@ -55,6 +55,7 @@ async def train(
             await _stages(run, tasks)
         except Stopped:
             run.status = "stopped"
+            store.rewind(run.position.offsets)  # what was broken off is abandoned, not filed
             await run.checkpoint(_name(run.position))
     assert run.summary is not None
     return run.summary
@@ -102,6 +103,8 @@ async def evaluate(
 
 async def _stages(run: Run, tasks: Sequence[Task]) -> None:
     config, position = run.config, run.position
+    if config.train.steps and len(tasks) < config.train.tasks_per_step:
+        run.reporter.say(f"split {config.train.split!r} has {len(tasks)} tasks: each step plays all of them, not {config.train.tasks_per_step}")
     if config.sft is not None and not position.sft_done:
         if config.eval.untrained and position.sft_step == 0 and "untrained" not in position.evaluated:
             await evaluate_at(run, "untrained", UNTRAINED)
@@ -138,8 +141,10 @@ def _playable(parts: Parts) -> None:
     """Every split that will be played is there and can be, before a model loads."""
     config = parts.loaded.config
     parts.tasks(config.eval.split)
-    if config.sft is not None and config.sft.target is not None:
+    if config.sft is not None:
         parts.tasks(config.sft.dev_split)
+        if not parts.taskset.demonstrations(config.sft.split, 1, config.seed):
+            raise FerruleError(f"[sft]: task set {config.taskset.label!r} has no demonstrations on split {config.sft.split!r}")
 
 
 # -- around them ----------------------------------------------------------------------------------------------------
@@ -155,10 +160,12 @@ async def _under_way(
     info = store.info(config.seed, config.model, loaded.dir)
     position = Position()
     run: Run | None = None
+    told = False
     status, failure = "failed", None
     try:
         if resumed:
             position = _rewind(store, reporter)
+        told = True
         parts.observers.call("run_started", run=info, config=redacted(loaded.raw))
         player = await parts.start(info)
         reporter.header(facts(parts, str(store.dir), manifest(loaded)["plugins"]))
@@ -181,7 +188,8 @@ async def _under_way(
         summary = _summarise(store, position, status, failure)
         if run is not None:
             run.summary = summary
-        parts.observers.call("run_finished", run=info, summary=summary.to_dict())
+        if told:
+            parts.observers.call("run_finished", run=info, summary=summary.to_dict())
         store.set_status(status, position.step)
         store.close()
         reporter.finish(summary)

@@ -63,8 +63,6 @@ def _rows(run: Run, config: SftConfig) -> list[Row]:
     renderer = run.parts.renderer
     assert renderer is not None
     demonstrations = run.parts.taskset.demonstrations(config.split, config.demonstrations, run.config.seed)
-    if not demonstrations:
-        raise FerruleError(f"[sft]: task set {run.config.taskset.label!r} has no demonstrations on split {config.split!r}")
     limit = run.trainer.sampler().context_length
     rows: list[Row] = []
     dropped: dict[str, int] = {}
