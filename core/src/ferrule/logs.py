@@ -11,8 +11,8 @@ __all__ = ["Logger", "get_logger"]
 class Logger:
     """One event per fact: ``log.info("segment_reset", reason=...)``.
 
-    A library has no business printing, and unconfigured structlog prints; so nothing is emitted, and structlog is not even imported,
-    until somebody called ``structlog.configure``.
+    A library has no business printing, and unconfigured structlog prints; so nothing is emitted, and structlog is not
+    even imported, until somebody called ``structlog.configure``.
     """
 
     __slots__ = ("name",)

@@ -10,10 +10,18 @@ from ferrule_harness_replay import Replay
 from ferrule import EpisodeFailed, Failure, FerruleError, Message, Play, Task, TaskRun, ToolSpec, TurnSpec
 
 GOLD = [
-    {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": "{\"n\": 2}"}}]},
-    {"role": "assistant", "content": "", "tool_calls": [{"id": "b", "function": {"name": "add", "arguments": {"n": 3}}}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": '{"n": 2}'}}],
+    },
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "b", "function": {"name": "add", "arguments": {"n": 3}}}],
+    },
     {"role": "assistant", "content": "five"},
-]  # fmt: skip
+]
 
 
 class Sums(Task):
@@ -85,7 +93,11 @@ async def test_doing_nothing_ends_every_turn_and_needs_no_recording():
 
 async def test_a_file_holds_recordings_by_task(tmp_path):
     path = tmp_path / "recorded.jsonl"
-    path.write_text(json.dumps({"task_id": "other", "messages": []}) + "\n\n" + json.dumps({"task_id": "sums", "messages": [{"role": "user", "content": "hi"}, *GOLD]}))
+    path.write_text(
+        json.dumps({"task_id": "other", "messages": []})
+        + "\n\n"
+        + json.dumps({"task_id": "sums", "messages": [{"role": "user", "content": "hi"}, *GOLD]})
+    )
     _, reward = await played(Sums(), path)
     assert reward == 1.0
     with pytest.raises(EpisodeFailed, match="holds no messages for task 'new'"):
@@ -93,7 +105,8 @@ async def test_a_file_holds_recordings_by_task(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gold", "text"), [(None, "carries no recorded messages"), ([{"content": "x"}], "KeyError"), (5, "TypeError"), (["x"], "TypeError")]
+    ("gold", "text"),
+    [(None, "carries no recorded messages"), ([{"content": "x"}], "KeyError"), (5, "TypeError"), (["x"], "TypeError")],
 )
 async def test_a_task_without_a_recording_fails_with_its_name(gold, text):
     with pytest.raises(EpisodeFailed) as caught:
@@ -103,17 +116,19 @@ async def test_a_task_without_a_recording_fails_with_its_name(gold, text):
     assert text in caught.value.detail
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "{\"messages\": []}", "{\"task_id\": \"a\", \"messages\": [{\"role\": \"assistant\", \"tool_calls\": [{}]}]}"])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"messages": []}', '{"task_id": "a", "messages": [{"role": "assistant", "tool_calls": [{}]}]}']
+)
 def test_a_line_that_is_wrong_is_named(tmp_path, line):
     path = tmp_path / "recorded.jsonl"
-    path.write_text("{\"task_id\": \"b\", \"messages\": []}\n" + line)
+    path.write_text('{"task_id": "b", "messages": []}\n' + line)
     with pytest.raises(FerruleError, match=r"recorded\.jsonl:2"):
         Replay(Replay.Config(script=path))
 
 
 def test_two_recordings_of_one_task_are_refused(tmp_path):
     path = tmp_path / "recorded.jsonl"
-    path.write_text("{\"task_id\": \"b\", \"messages\": []}\n" * 2)
+    path.write_text('{"task_id": "b", "messages": []}\n' * 2)
     with pytest.raises(FerruleError, match="second recording of task 'b'"):
         Replay(Replay.Config(script=path))
 

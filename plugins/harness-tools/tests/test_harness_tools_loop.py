@@ -1,4 +1,6 @@
-"""The loop plays real plays with a model whose words are fixed; what is checked is what the model is shown and what the task sees."""
+"""The loop plays real plays with a model whose words are fixed; what is checked is what the model is shown and what
+the task sees.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,15 @@ async def test_a_cut_passes_through():
         await played(FixedAgent(looks(1)))
 
 
-@pytest.mark.parametrize(("limit", "shown"), [(None, "abcdef"), (6, "abcdef"), (5, "abc\n[… 1 characters left out …]\nef"), (1, "a\n[… 5 characters left out …]\n")])
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (None, "abcdef"),
+        (6, "abcdef"),
+        (5, "abc\n[… 1 characters left out …]\nef"),
+        (1, "a\n[… 5 characters left out …]\n"),
+    ],
+)
 def test_head_and_tail_of_a_text(limit, shown):
     assert shorten("abcdef", limit) == shown
 

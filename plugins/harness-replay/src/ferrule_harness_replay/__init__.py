@@ -22,8 +22,8 @@ def _readable(instance: object, attribute: Any, value: object) -> None:
 class Replay(Harness, name="replay"):
     """Says what was recorded, whatever the tools answer.
 
-    A message with calls has them run; one without ends the turn. A turn for which nothing is left is ended with an empty reply; messages
-    that are left when the task is over are not played.
+    A message with calls has them run; one without ends the turn. A turn for which nothing is left is ended with an
+    empty reply; messages that are left when the task is over are not played.
     """
 
     needs_model = False
@@ -31,8 +31,9 @@ class Replay(Harness, name="replay"):
 
     @attrs.frozen
     class Config(Harness.Config):
-        """``script``: ``gold`` (the task's ``metadata["gold"]``, assistant messages in OpenAI's form), ``nothing``, or a JSONL file of
-        ``{"task_id": …, "messages": […]}``."""
+        """``script``: ``gold`` (the task's ``metadata["gold"]``, assistant messages in OpenAI's form), ``nothing``, or
+        a JSONL file of ``{"task_id": …, "messages": […]}``.
+        """
 
         script: Literal["gold", "nothing"] | Path = attrs.field(default="gold", validator=_readable)
 
@@ -63,12 +64,17 @@ class Replay(Harness, name="replay"):
             return self._recorded[task.id]
         gold = task.metadata.get("gold")
         if gold is None:
-            detail = f"task {task.id!r} carries no recorded messages (metadata['gold']): record them, or set script to a file or \"nothing\""
-            raise EpisodeFailed(Failure.HARNESS_FAILED, detail)
+            raise EpisodeFailed(
+                Failure.HARNESS_FAILED,
+                f"task {task.id!r} carries no recorded messages (metadata['gold']): record them, or set script to a "
+                'file or "nothing"',
+            )
         try:
             return _spoken(gold)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            detail = f"metadata['gold'] of task {task.id!r} is not a list of chat messages: {type(error).__name__}: {error}"
+            detail = (
+                f"metadata['gold'] of task {task.id!r} is not a list of chat messages: {type(error).__name__}: {error}"
+            )
             raise EpisodeFailed(Failure.HARNESS_FAILED, detail) from error
 
 

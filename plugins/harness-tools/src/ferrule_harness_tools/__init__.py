@@ -12,14 +12,17 @@ __all__ = ["Tools", "shorten"]
 class Tools(Harness, name="tools"):
     """One agent, all of the turn's tools, one growing conversation.
 
-    The list holds the same message objects from request to request, so that the agent recognises its history by identity.
+    The list holds the same message objects from request to request, so that the agent recognises its history by
+    identity.
     """
 
     @attrs.frozen
     class Config(Harness.Config):
         """``answer_limit``: characters of one tool answer that the model is shown; absent is no limit."""
 
-        answer_limit: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(1)))
+        answer_limit: int | None = attrs.field(
+            default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
+        )
 
     async def run(self, play: Play, rollout: Rollout) -> None:
         agent, limit = rollout.agent(), self.config.answer_limit
@@ -39,7 +42,9 @@ class Tools(Harness, name="tools"):
 
 
 def shorten(text: str, limit: int | None) -> str:
-    """*text* itself where it has at most *limit* characters; else its head and its tail, *limit* together, and between them a line that says how many are left out."""
+    """*text* itself where it has at most *limit* characters; else its head and its tail, *limit* together, and
+    between them a line that says how many are left out.
+    """
     if limit is None or len(text) <= limit:
         return text
     head, tail = limit - limit // 2, limit // 2
