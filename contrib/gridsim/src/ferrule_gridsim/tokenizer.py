@@ -38,7 +38,8 @@ def build(texts: Iterable[str], template: str) -> Any:
         vocab_size=PIECES, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast
+    return make(
         tokenizer_object=tokenizer, pad_token=SPECIALS[0], eos_token=SPECIALS[2],
         additional_special_tokens=[SPECIALS[1], *SPECIALS[3:]], chat_template=template, clean_up_tokenization_spaces=False,
     )
@@ -49,8 +50,8 @@ def texts_of(template: str, count: int = 1500, seed: int = 0) -> list[str]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     conversations = [[template_form(message) for message in demo.messages] for demo in demonstrations("train", count, seed)]
-    rendered, _ = render_jinja_template(conversations=conversations, chat_template=template)
-    return list(rendered)
+    rendered: Any = render_jinja_template(conversations=conversations, chat_template=template)
+    return list(rendered[0])
 
 
 def template_form(message: Any) -> dict[str, Any]:

@@ -74,11 +74,11 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def _demonstrations(top: Reader, folder: Path, parts: Parts) -> Callable[..., Any] | Path | None:
-    name = top.take("demonstrations", str)
+    name: str | None = top.take("demonstrations", str)
     if name is None:
         return None
     if name.endswith(".jsonl"):
-        path = folder / name
+        path: Path = folder / name
         if not path.is_file():
             top.wrong("demonstrations", f"no file {path}")
         return path
