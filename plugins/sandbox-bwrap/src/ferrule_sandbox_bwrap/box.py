@@ -161,7 +161,7 @@ class BwrapSandbox(ferrule.Sandbox):
         finally:
             if script is not None:
                 (self._agent_files if who == "agent" else self._root_files).remove(script)
-        if space.alive:
+        if result.ok or space.alive:
             return result
         if self._closed or who == "root":
             raise ferrule.SandboxError(f"sandbox {self.id} died under the command: {result.stderr[-500:]}")

@@ -22,7 +22,7 @@ from .host import tools
 COMMAND = "FERRULE_COMMAND"
 """Environment variable that marks the processes of one command."""
 
-PREPARE = 'ulimit -f "$1" -c 0 2>/dev/null; shift; while [ "$1" != -- ]; do echo $$ >"$1"; shift; done; shift; exec "$@"'
+PREPARE = 'ulimit -f "$1"; ulimit -c 0; shift; while [ "$1" != -- ]; do echo $$ >"$1"; shift; done; shift; exec "$@"'
 """Limits the size of files (in blocks of 512 bytes) and enters the control groups that are given before ``--``."""
 
 SERVE = """

@@ -24,6 +24,7 @@ BOX = "FERRULE_SANDBOX"
 """Environment variable, outside only, that marks the bwrap processes of one sandbox."""
 
 NS_GET_PARENT = 0xB702
+PF_EXITING = 0x4
 NAMESPACES = ("mount", "pid", "net", "ipc", "uts", "cgroup")
 REAPER = "echo ready; exec >/dev/null 2>&1; while read -r _; do :; done"
 
@@ -54,7 +55,9 @@ class Space:
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None and self._launcher.alive
+        if self._process is None or self._process.poll() is not None or not self._launcher.alive:
+            return False
+        return self._init == 0 or not _is_dying(self._init)
 
     async def start(self) -> None:
         """Raises SandboxError with bwrap's own words."""
@@ -166,6 +169,18 @@ class Space:
             if self._parent_ns >= 0:
                 os.close(self._parent_ns)
                 self._parent_ns = -1
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether a process is ending or gone. The first process of a namespace begins to end before those that it takes with it,
+    so that whoever sees these end can tell why."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return True
+    state, *numbers = text[text.rindex(b")") + 2 :].split()
+    return state in (b"Z", b"X") or bool(int(numbers[5]) & PF_EXITING)
 
 
 def _below(pid: int, children: Mapping[int, Sequence[int]]) -> set[int]:
