@@ -1,4 +1,6 @@
-"""A training with every first-party part, as a user starts it: through the command, killed at a random step and resumed, and with a loss of their own."""
+"""A training with every first-party part, as a user starts it: through the command, killed at a random step and
+resumed, and with a loss of their own.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,20 @@ class LengthTax(ferrule.AuxLoss, name="length_tax"):
         return (np.cumsum(self.tokens(row)) / self.config.knee).astype(np.float32)
 '''
 SMALL = {
-    "train.steps": 5, "train.tasks_per_step": 2, "train.group_size": 3, "eval.limit": 8, "eval.every": 2, "eval.untrained": False,
-    "sft.demonstrations": 160, "sft.min_steps": 32, "sft.round_steps": 8, "sft.max_steps": 40, "sft.dev_tasks": 6, "save.every": 2,
-    "trainer.threads": 1, "observers": [],
+    "train.steps": 5,
+    "train.tasks_per_step": 2,
+    "train.group_size": 3,
+    "eval.limit": 8,
+    "eval.every": 2,
+    "eval.untrained": False,
+    "sft.demonstrations": 160,
+    "sft.min_steps": 32,
+    "sft.round_steps": 8,
+    "sft.max_steps": 40,
+    "sft.dev_tasks": 6,
+    "save.every": 2,
+    "trainer.threads": 1,
+    "observers": [],
 }
 
 
@@ -92,7 +105,9 @@ def test_what_the_sampler_said_of_its_tokens_is_what_the_trainer_says(unbroken: 
 
 
 @pytest.mark.parametrize("stage", ["train", "sft"])
-def test_killed_at_a_random_moment_and_resumed_it_measures_what_an_unbroken_run_does(unbroken: Path, tmp_path: Path, stage: str) -> None:
+def test_killed_at_a_random_moment_and_resumed_it_measures_what_an_unbroken_run_does(
+    unbroken: Path, tmp_path: Path, stage: str
+) -> None:
     rng = random.Random(os.environ.get("FERRULE_TEST_SEED"))
     reach = rng.randrange(1, 30) if stage == "train" else rng.randrange(2, 32)
     process = subprocess.Popen(
@@ -108,7 +123,9 @@ def test_killed_at_a_random_moment_and_resumed_it_measures_what_an_unbroken_run_
     done = ferrule("train", "--resume", str(run), cwd=Path("/"))
     assert done.returncode == 0, done.stderr
     assert metrics(run) == metrics(unbroken), f"killed after line {reach} of {watched}"
-    shown = [json.loads(ferrule("runs", "show", str(r), "--json", cwd=tmp_path).stdout)["episodes"] for r in (run, unbroken)]
+    shown = [
+        json.loads(ferrule("runs", "show", str(r), "--json", cwd=tmp_path).stdout)["episodes"] for r in (run, unbroken)
+    ]
     resumed, whole = ({path: counts["filed"] for path, counts in episodes.items()} for episodes in shown)
     assert resumed == whole
     filed = [json.loads(text) for text in (run / "episodes" / "train.jsonl").read_text().splitlines()]

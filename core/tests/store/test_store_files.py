@@ -31,7 +31,9 @@ from ferrule.store.jsonl import JsonLines, dumps, lines, read_at, repair, set_as
 
 
 def episode(name: str = "t#0", group: str = "train/step-1", reward: float | None = 0.5) -> ferrule.Episode:
-    return ferrule.Episode(f"{group}/{name}", name.split("#")[0], 0, group=group, reward=reward, termination=ferrule.Termination.ENV_DONE)
+    return ferrule.Episode(
+        f"{group}/{name}", name.split("#")[0], 0, group=group, reward=reward, termination=ferrule.Termination.ENV_DONE
+    )
 
 
 @given(st.lists(st.text(max_size=20), max_size=6), st.integers(0, 400))
@@ -74,8 +76,13 @@ def test_a_tail_is_set_aside_once_however_often_it_is_asked(tmp_path) -> None:
 
 
 def test_what_is_not_finite_is_null_and_arrays_are_lists() -> None:
-    assert json.loads(dumps({"a": float("nan"), "b": [float("inf"), 1.5], "c": np.arange(2), "d": np.float32(0.5)})) == {
-        "a": None, "b": [None, 1.5], "c": [0, 1], "d": 0.5,
+    assert json.loads(
+        dumps({"a": float("nan"), "b": [float("inf"), 1.5], "c": np.arange(2), "d": np.float32(0.5)})
+    ) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": [0, 1],
+        "d": 0.5,
     }
 
 
@@ -86,15 +93,31 @@ def test_an_episode_comes_back_bit_for_bit(data) -> None:
     kind = np.array(data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)), np.uint8)
     action = kind == ferrule.TokenKind.ACTION
     floats = st.floats(-(2.0**90), 0, width=32)
-    logprobs = np.where(action, np.array(data.draw(st.lists(floats, min_size=size, max_size=size)), np.float32), np.float32(0))
-    version = np.where(action, np.array(data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)), np.int32), -1)
+    logprobs = np.where(
+        action, np.array(data.draw(st.lists(floats, min_size=size, max_size=size)), np.float32), np.float32(0)
+    )
+    version = np.where(
+        action, np.array(data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)), np.int32), -1
+    )
     segment = ferrule.Segment(np.arange(size, dtype=np.int32), kind, logprobs, version.astype(np.int32))
     call = ferrule.ToolCall("c1", "f", {"x": "19122"}, error="bad", raw="<f>")
     message = ferrule.Message("assistant", data.draw(st.text()), "thought", (call,))
     step = ferrule.Step(segment, 0, 0, size, "length", message, "truncated", 3)
     trajectory = ferrule.Trajectory("agent", (step,), (segment,), None, {"s": 1.0}, {"resets": 0})
     before = ferrule.Episode(
-        "e", "t", 2, (trajectory,), ferrule.Termination.TIMEOUT, {"a": 0.5}, None, (message,), {"cut": 1.0}, {}, ferrule.Failure.CANCELLED, "why", "train/step-1",
+        "e",
+        "t",
+        2,
+        (trajectory,),
+        ferrule.Termination.TIMEOUT,
+        {"a": 0.5},
+        None,
+        (message,),
+        {"cut": 1.0},
+        {},
+        ferrule.Failure.CANCELLED,
+        "why",
+        "train/step-1",
     )
     after = episode_from_line(json.loads(dumps(episode_to_line(before, lambda ids: "|".join(map(str, ids.tolist()))))))
     (again,) = after.trajectories[0].segments
@@ -103,7 +126,12 @@ def test_an_episode_comes_back_bit_for_bit(data) -> None:
         assert left.dtype == right.dtype
         assert left.tobytes() == right.tobytes()
     assert after.messages == before.messages
-    assert (after.failure, after.termination, after.scores, after.error) == (before.failure, before.termination, before.scores, "why")
+    assert (after.failure, after.termination, after.scores, after.error) == (
+        before.failure,
+        before.termination,
+        before.scores,
+        "why",
+    )
     assert after.trajectories[0].steps[0].stop_reason == "length"
 
 
@@ -135,7 +163,10 @@ def test_an_id_may_hold_at_and_hash_written_as_they_are_or_encoded(tmp_path) -> 
     assert run_folder(tmp_path, store.id.replace("@", "%40").replace("#", "%23")) == store.dir
 
 
-@pytest.mark.parametrize("text", ["..", ".", "", "../x", "%2e%2e", "%252e%252e", "%2e%2e%2fx", "a%2fb", "a\\b", "a\0b", "/abs", "%25252525252e"])
+@pytest.mark.parametrize(
+    "text",
+    ["..", ".", "", "../x", "%2e%2e", "%252e%252e", "%2e%2e%2fx", "a%2fb", "a\\b", "a\0b", "/abs", "%25252525252e"],
+)
 def test_an_id_that_leads_elsewhere_is_refused_after_decoding(tmp_path, text) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "manifest.json").write_text("{}")
@@ -188,7 +219,12 @@ def test_a_rewind_marks_what_came_later_as_abandoned_and_it_can_be_filed_again(t
     assert [line["step"] for line in store.metrics()] == [1]
     store.file_episode(episode("b#0", "train/step-2", 0.75))
     rows = {(row.path, row.status): row for row in store.index.find(run=store.id)}
-    assert set(rows) == {("train/step-1", "filed"), ("train/step-2", "abandoned"), ("train/step-2", "filed"), ("eval/step-2", "abandoned")}
+    assert set(rows) == {
+        ("train/step-1", "filed"),
+        ("train/step-2", "abandoned"),
+        ("train/step-2", "filed"),
+        ("eval/step-2", "abandoned"),
+    }
     assert store.read_episode(rows["train/step-2", "abandoned"])["reward"] == 0.5
     assert store.read_episode(rows["train/step-2", "filed"])["reward"] == 0.75
     assert store.rewind(store.mark()).episodes == 0
@@ -212,7 +248,10 @@ def test_paths_are_found_with_what_lies_below_them_and_no_others(tmp_path) -> No
     store = RunStore.create(tmp_path, "s", {}, {})
     for group in ("train/step-1", "train/step-10", "train/step-1/x"):
         store.file_episode(episode("t#0", group))
-    assert [row.path for row in store.index.find(run=store.id, path="train/step-1")] == ["train/step-1", "train/step-1/x"]
+    assert [row.path for row in store.index.find(run=store.id, path="train/step-1")] == [
+        "train/step-1",
+        "train/step-1/x",
+    ]
     store.close()
 
 
@@ -220,7 +259,8 @@ def test_several_processes_write_one_index(tmp_path) -> None:
     code = (
         "import sys, ferrule\nfrom pathlib import Path\nfrom ferrule.store import RunStore\n"
         "s = RunStore.create(Path(sys.argv[1]), 'p', {}, {})\n"
-        "for i in range(100): s.file_episode(ferrule.Episode(f'train/step-1/{i}', str(i), 0, group='train/step-1', reward=1.0))\n"
+        "for i in range(100):\n"
+        "    s.file_episode(ferrule.Episode(f'train/step-1/{i}', str(i), 0, group='train/step-1', reward=1.0))\n"
         "s.set_status('done')\ns.close()\n"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(3)]

@@ -57,7 +57,7 @@ def write(tmp_path: Path):
     def write(more: str = "", **replace: str) -> Path:
         text = CONFIG.format(toys=HERE / "toys.py")
         for old, new in replace.items():
-            text = text.replace({"taskset": "ToyTasks\" }", "harness": "Talk\" }"}[old], new)
+            text = text.replace({"taskset": 'ToyTasks" }', "harness": 'Talk" }'}[old], new)
         path = tmp_path / "toy.toml"
         path.write_text(text + more)
         return path

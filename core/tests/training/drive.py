@@ -1,4 +1,6 @@
-"""Runs or resumes a training in a process of its own, as the command line does: ``drive.py CONFIG RUNS [RUN]``. Prints the run's id and status."""
+"""Runs or resumes a training in a process of its own, as the command line does: ``drive.py CONFIG RUNS [RUN]``. Prints
+the run's id and status.
+"""
 
 from __future__ import annotations
 

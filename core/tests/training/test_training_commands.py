@@ -152,7 +152,16 @@ def test_a_resume_says_where_a_plugin_is_no_longer_what_it_was(write) -> None:
 def test_eval_plays_a_split_without_a_model(write) -> None:
     config = write()
     done = ferrule(
-        "eval", config, "--split", "dev", "--limit", 3, "--harness", f"{HERE / 'toys.py'}:Says", "--json", cwd=config.parent
+        "eval",
+        config,
+        "--split",
+        "dev",
+        "--limit",
+        3,
+        "--harness",
+        f"{HERE / 'toys.py'}:Says",
+        "--json",
+        cwd=config.parent,
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -163,8 +172,11 @@ def test_eval_plays_a_split_without_a_model(write) -> None:
 
 def test_a_sweep_names_a_broken_backend_and_sweeps_the_others(tmp_path) -> None:
     for name, body in (
-        ("good", "class B(ferrule.SandboxBackend, name='good'):\n    async def create(self, spec, *, label=''): ...\n"
-                 "    @classmethod\n    async def sweep(cls, run_id=None): return [f'left-by-{run_id}']\n"),
+        (
+            "good",
+            "class B(ferrule.SandboxBackend, name='good'):\n    async def create(self, spec, *, label=''): ...\n"
+            "    @classmethod\n    async def sweep(cls, run_id=None): return [f'left-by-{run_id}']\n",
+        ),
         ("bad", "raise SystemExit('no daemon here')\n"),
     ):
         (tmp_path / f"toy_{name}.py").write_text("import ferrule\n" + body)
@@ -172,7 +184,15 @@ def test_a_sweep_names_a_broken_backend_and_sweeps_the_others(tmp_path) -> None:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: toy-{name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[ferrule.sandboxes]\n{name} = toy_{name}:B\n")
-    done = ferrule("sandboxes", "sweep", "run-1", "--json", cwd=tmp_path, PYTHONPATH=str(tmp_path), FERRULE_PLUGINS="toy-good,toy-bad")
+    done = ferrule(
+        "sandboxes",
+        "sweep",
+        "run-1",
+        "--json",
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
+        FERRULE_PLUGINS="toy-good,toy-bad",
+    )
     assert done.returncode == 0, done.stderr
     swept = {entry["backend"].split("@")[0]: entry for entry in json.loads(done.stdout)}
     assert swept["good"]["removed"] == ["left-by-run-1"]
@@ -191,7 +211,14 @@ def _task(folder: Path, run: str) -> str:
 
 def _on_a_terminal(*words: str, cwd: Path) -> str:
     master, slave = pty.openpty()
-    process = subprocess.Popen([*FERRULE, *words], cwd=cwd, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"})
+    process = subprocess.Popen(
+        [*FERRULE, *words],
+        cwd=cwd,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"},
+    )
     os.close(slave)
     out = b""
     while True:

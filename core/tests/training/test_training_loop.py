@@ -42,8 +42,19 @@ async def test_stages_come_in_order_and_evals_are_filed_under_the_step_at_which_
     store = RunStore.open(summary.dir)
     paths = list(store.index.counts(store.id))
     assert paths == [
-        "eval/untrained", "sft/step-6", "sft/step-9", "sft/step-12", "eval/step-0", "train/step-1", "train/step-2", "train/step-3",
-        "eval/step-3", "train/step-4", "train/step-5", "train/step-6", "eval/step-6",
+        "eval/untrained",
+        "sft/step-6",
+        "sft/step-9",
+        "sft/step-12",
+        "eval/step-0",
+        "train/step-1",
+        "train/step-2",
+        "train/step-3",
+        "eval/step-3",
+        "train/step-4",
+        "train/step-5",
+        "train/step-6",
+        "eval/step-6",
     ]
     counts = store.index.counts(store.id)
     assert {counts[p]["filed"] for p in paths if p.startswith("train")} == {12}
@@ -110,7 +121,9 @@ async def test_an_error_in_one_episode_stops_the_run_where_the_setting_says_so(w
 
 async def test_a_step_with_nothing_to_learn_from_is_skipped_under_its_reason(write) -> None:
     config = write()
-    summary = await train(load(config, ["sampling.temperature=0.0", "train.steps=2", "eval.untrained=false", "eval.every=0"]))
+    summary = await train(
+        load(config, ["sampling.temperature=0.0", "train.steps=2", "eval.untrained=false", "eval.every=0"])
+    )
     assert summary.skipped == {"nothing_left": 2}
     assert summary.dropped["uniform_group"] == 24
     store = RunStore.open(summary.dir)
@@ -233,9 +246,12 @@ async def test_accuracy_counts_every_attempt_that_was_meant_to_run(write) -> Non
 
 async def test_completions_that_are_all_empty_are_said_to_be(write) -> None:
     toys = write().parent / "mute.py"
-    toys.write_text((HERE / "toys.py").read_text().replace("while len(ids) < params.max_tokens:", "while False:").replace(
-        "reason = \"stop\" if ids[-1] in params.stop_ids else \"length\"", "reason = \"stop\""
-    ))
+    toys.write_text(
+        (HERE / "toys.py")
+        .read_text()
+        .replace("while len(ids) < params.max_tokens:", "while False:")
+        .replace('reason = "stop" if ids[-1] in params.stop_ids else "length"', 'reason = "stop"')
+    )
     config = write()
     config.write_text(config.read_text().replace(str(HERE / "toys.py") + ":ToyTrainer", str(toys) + ":ToyTrainer"))
     summary = await train(load(config, ["train.steps=1"]))
@@ -243,7 +259,7 @@ async def test_completions_that_are_all_empty_are_said_to_be(write) -> None:
 
 
 async def test_a_harness_that_samples_nothing_is_not_trained(write) -> None:
-    config = write(harness="Says\" }")
+    config = write(harness='Says" }')
     with pytest.raises(ferrule.FerruleError, match="nothing to train"):
         await train(load(config))
     assert not list(config.parent.glob("runs/*"))

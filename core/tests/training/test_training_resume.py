@@ -64,7 +64,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 
 @pytest.mark.parametrize("after", [10, 27, 50, 64, 97, 150, 177])
-def test_killed_at_any_episode_and_resumed_it_measures_what_an_unbroken_run_does(write, drive, tmp_path, unbroken, after) -> None:
+def test_killed_at_any_episode_and_resumed_it_measures_what_an_unbroken_run_does(
+    write, drive, tmp_path, unbroken, after
+) -> None:
     config, runs = write(SFT + witness(after)), tmp_path / "runs"
     code, _ = drive(config, runs)
     assert code == -9
@@ -101,7 +103,9 @@ def test_killed_twice_and_resumed_twice(write, drive, tmp_path, unbroken) -> Non
 
 
 @pytest.mark.parametrize("after", [28, 66, 90])
-def test_the_first_interrupt_finishes_the_step_saves_and_can_be_resumed(write, drive, tmp_path, unbroken, after) -> None:
+def test_the_first_interrupt_finishes_the_step_saves_and_can_be_resumed(
+    write, drive, tmp_path, unbroken, after
+) -> None:
     config, runs = write(SFT + witness(after, "SIGINT")), tmp_path / "runs"
     code, end = drive(config, runs)
     assert (code, end["status"]) == (130, "stopped")
@@ -127,7 +131,9 @@ def test_a_second_interrupt_stops_at_once(write, drive, tmp_path, unbroken) -> N
     import sys
 
     config, runs = write(SFT + witness(65, "SIGINT", again=1)), tmp_path / "runs"
-    done = subprocess.run([sys.executable, str(HERE / "drive.py"), str(config), str(runs)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "drive.py"), str(config), str(runs)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode != 0
     (run,) = list_runs(runs)
     assert run.status == "stopped"

@@ -1,4 +1,6 @@
-"""A whole run in numpy: a bigram model that really learns, over letters, for tests of the loop. Referred to from configurations by path."""
+"""A whole run in numpy: a bigram model that really learns, over letters, for tests of the loop. Referred to from
+configurations by path.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,9 @@ class ToyTrainer(ferrule.Trainer, name="toy"):
         logprobs = []
         for i, row in enumerate(objective.rows):
             logp = self._logp(row.ids)
-            w, adv, old = (np.asarray(x[i], np.float64) for x in (objective.weights, objective.advantages, objective.old))
+            w, adv, old = (
+                np.asarray(x[i], np.float64) for x in (objective.weights, objective.advantages, objective.old)
+            )
             if objective.policy == "cross_entropy":
                 slope = -w
             else:
@@ -172,7 +176,9 @@ class ToyTrainer(ferrule.Trainer, name="toy"):
         folder = self.run.dir / "checkpoints" / name
         part = folder.with_name(f".{name}.part")
         part.mkdir(parents=True)
-        np.savez(part / "state.npz", **{k: getattr(self, k) for k in ("logits", "published", "m", "v", "steps", "version")})
+        np.savez(
+            part / "state.npz", **{k: getattr(self, k) for k in ("logits", "published", "m", "v", "steps", "version")}
+        )
         os.replace(part, folder)
         return ferrule.Checkpoint(str(folder), self.steps)
 
@@ -218,7 +224,9 @@ class Letter(ferrule.Task):
 
 
 class ToyTasks(ferrule.Taskset, name="toy_tasks"):
-    """Say many a's, twice. ``broken_attempt``: the attempt whose verifier crashes, of the first task of the train split."""
+    """Say many a's, twice. ``broken_attempt``: the attempt whose verifier crashes, of the first task of the train
+    split.
+    """
 
     @attrs.frozen
     class Config(ferrule.Taskset.Config):
@@ -296,7 +304,9 @@ class Observed(ferrule.AuxLoss, name="observed"):
 
 
 class Witness(ferrule.Observer, name="witness"):
-    """Writes down what it is told, and sends the process ``signal`` after ``after`` episodes, or ``again`` that many after it a second time."""
+    """Writes down what it is told, and sends the process ``signal`` after ``after`` episodes, or ``again`` that many
+    after it a second time.
+    """
 
     @attrs.frozen
     class Config(ferrule.Observer.Config):
@@ -320,8 +330,14 @@ class Witness(ferrule.Observer, name="witness"):
     def ferrule_episode_finished(self, run, episode):
         self.episodes += 1
         self._note(run, hook="episode_finished", id=episode.id)
-        if os.environ.get("TOY_SIGNALS", "on") == "on" and self.config.after and self.episodes in (
-            self.config.after, self.config.after + self.config.again,
+        if (
+            os.environ.get("TOY_SIGNALS", "on") == "on"
+            and self.config.after
+            and self.episodes
+            in (
+                self.config.after,
+                self.config.after + self.config.again,
+            )
         ):
             os.kill(os.getpid(), getattr(signal, self.config.signal))
 

@@ -13,12 +13,26 @@ from .running import open_run, play, runs_option
 
 @click.command("eval", short_help="Play the tasks of a split and report scores.")
 @click.argument("config", type=click.Path(path_type=str))
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a value: eval.temperature=0.7. May be repeated.")
+@click.option(
+    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a value: eval.temperature=0.7. May be repeated."
+)
 @click.option("--split", default=None, help="The split to play. [default: eval.split]")
 @click.option("--limit", type=click.IntRange(min=1), default=None, help="At most so many tasks.")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(["sampled", "greedy"]), help="How to sample. May be repeated.")
-@click.option("--checkpoint", metavar="RUN", default=None, help="Under the weights that this run (its id or its folder) saved last.")
-@click.option("--harness", metavar="REF", default=None, help="Play with this harness and its defaults instead of the configuration's.")
+@click.option(
+    "--mode", "modes", multiple=True, type=click.Choice(["sampled", "greedy"]), help="How to sample. May be repeated."
+)
+@click.option(
+    "--checkpoint",
+    metavar="RUN",
+    default=None,
+    help="Under the weights that this run (its id or its folder) saved last.",
+)
+@click.option(
+    "--harness",
+    metavar="REF",
+    default=None,
+    help="Play with this harness and its defaults instead of the configuration's.",
+)
 @click.option("--seed", type=int, default=None, help="The seed of the evaluation.")
 @runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; progress goes to stderr.")
@@ -38,13 +52,16 @@ def command(
 ) -> None:
     """Play each task of the evaluation split of CONFIG once per mode, and report reward, accuracy and scores.
 
-    The episodes are filed as a run of their own, which `ferrule runs` and `ferrule show` read. A harness that needs no model (a replay) is played
-    without one.
+    The episodes are filed as a run of their own, which `ferrule runs` and `ferrule show` read. A harness that needs no
+    model (a replay) is played without one.
     """
     from ..config import load
 
     flags = {
-        "eval.split": split, "eval.limit": limit, "eval.modes": list(modes) or None, "seed": seed,
+        "eval.split": split,
+        "eval.limit": limit,
+        "eval.modes": list(modes) or None,
+        "seed": seed,
         "runs": str(runs.absolute()) if runs is not None else None,
     }
     overrides = [*sets, *(f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None)]
@@ -53,7 +70,11 @@ def command(
     loaded = load(config, overrides)
     store = open_run(checkpoint, runs or loaded.config.runs) if checkpoint is not None else None
     try:
-        ctx.exit(play(lambda reporter, stop: evaluate(loaded, checkpoint=store, reporter=reporter, stop=stop), as_json=as_json))
+        ctx.exit(
+            play(
+                lambda reporter, stop: evaluate(loaded, checkpoint=store, reporter=reporter, stop=stop), as_json=as_json
+            )
+        )
     finally:
         if store is not None:
             store.close()

@@ -50,7 +50,9 @@ class LineReporter(Reporter):
             rate = self._done / (now - self._began)
             left = (self._total - self._done) / rate if rate else 0.0
             figures = "".join(f"  {name} {value:.3f}" for name, value in self._live.items())
-            self.line(f"{self._title}: {self._done}/{self._total} {self._unit}  {rate:.1f}/s  {_time(left)} left{figures}")
+            self.line(
+                f"{self._title}: {self._done}/{self._total} {self._unit}  {rate:.1f}/s  {_time(left)} left{figures}"
+            )
 
     def metrics(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         text = told(stage, step, metrics)
@@ -85,9 +87,16 @@ class RichReporter(LineReporter):
         self.end()
         super().begin(title, total, unit)
         self._progress = rich.Progress(
-            rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=20), rich.MofNCompleteColumn(),
-            rich.TextColumn("{task.fields[rate]}"), rich.TextColumn("left"), rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[live]}"),
-            console=self.console, transient=True, refresh_per_second=8,
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(bar_width=20),
+            rich.MofNCompleteColumn(),
+            rich.TextColumn("{task.fields[rate]}"),
+            rich.TextColumn("left"),
+            rich.TimeRemainingColumn(),
+            rich.TextColumn("{task.fields[live]}"),
+            console=self.console,
+            transient=True,
+            refresh_per_second=8,
         )
         self._bar = self._progress.add_task(title, total=total, rate="", live="")
         self._progress.start()
@@ -114,20 +123,31 @@ def reporter_for(file: TextIO) -> Reporter:
 def told(stage: str, step: int, metrics: Mapping[str, float]) -> str | None:
     """A line of metrics as people read it; None for one that is not worth a line."""
     if stage == "train":
-        picked = {name.split("/")[1]: value for name, value in metrics.items() if name.startswith("reward/") and name.endswith("/mean")}
-        rewards = "  ".join(f"reward {value:.3f}" if len(picked) == 1 else f"reward {role} {value:.3f}" for role, value in picked.items())
+        picked = {
+            name.split("/")[1]: value
+            for name, value in metrics.items()
+            if name.startswith("reward/") and name.endswith("/mean")
+        }
+        rewards = "  ".join(
+            f"reward {value:.3f}" if len(picked) == 1 else f"reward {role} {value:.3f}"
+            for role, value in picked.items()
+        )
         parts = [f"step {step}", rewards]
         for name, label in (("loss/policy", "loss"), ("grad_norm", "grad"), ("policy/kl_k3", "kl")):
             if name in metrics:
                 parts.append(f"{label} {metrics[name]:.4g}")
-        parts += [f"{name.removeprefix('loss/')} {value:.4g}" for name, value in metrics.items() if name.startswith("loss/") and name.count("/") == 1 and name != "loss/policy"]
+        parts += [
+            f"{name.removeprefix('loss/')} {value:.4g}"
+            for name, value in metrics.items()
+            if name.startswith("loss/") and name.count("/") == 1 and name != "loss/policy"
+        ]
         if metrics.get("episode/failed"):
             parts.append(f"failed {metrics['episode/failed']:g}")
         parts.append(f"rollout {metrics.get('time/rollout', 0.0):.1f} s  train {metrics.get('time/train', 0.0):.1f} s")
         return "  ".join(part for part in parts if part)
     if stage == "eval":
         figures = [f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items() if _headline(name)]
-        return f"eval at step {step}: " .replace("step -1", "the start") + "  ".join(figures)
+        return f"eval at step {step}: ".replace("step -1", "the start") + "  ".join(figures)
     if "sft/dev_reward" in metrics:
         return f"SFT step {step}: reward on the dev split {metrics['sft/dev_reward']:.3f}"
     return f"SFT step {step}: loss {metrics['sft/loss']:.3f}" if step % 50 == 0 and "sft/loss" in metrics else None
@@ -144,19 +164,33 @@ def closing(summary: Summary) -> list[str]:
     if summary.evals:
         columns = list(dict.fromkeys(name for table in summary.evals for name in table if _headline(name)))
         rows = [["evaluation", *(name.removeprefix("eval/") for name in columns)]]
-        rows += [[table["label"], *(f"{table[name]:.3f}" if name in table else "" for name in columns)] for table in summary.evals]
+        rows += [
+            [table["label"], *(f"{table[name]:.3f}" if name in table else "" for name in columns)]
+            for table in summary.evals
+        ]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        out += ["  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+        out += [
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
         out.append("")
     if summary.dropped:
         out.append("dropped:")
-        out += [f"  {count:>7}  {reason}" for reason, count in sorted(summary.dropped.items(), key=lambda item: (-item[1], item[0]))]
+        out += [
+            f"  {count:>7}  {reason}"
+            for reason, count in sorted(summary.dropped.items(), key=lambda item: (-item[1], item[0]))
+        ]
     else:
         out.append("dropped: nothing")
     for reason, count in sorted(summary.skipped.items()):
         out.append(f"optimizer steps not taken: {count} ({reason.replace('_', ' ')})")
     out += [f"warning: {text}" for text in summary.warnings]
-    out.append(f"{summary.status} after {summary.steps} RL steps and {summary.episodes} episodes, in {_time(summary.seconds)}")
+    out.append(
+        f"{summary.status} after {summary.steps} RL steps and {summary.episodes} episodes, in {_time(summary.seconds)}"
+    )
     out.append(f"files: {summary.dir}")
     if summary.status != "done" and summary.kind == "train":
         out.append(f"go on with: ferrule train --resume {summary.dir}")

@@ -17,7 +17,10 @@ from .output import emit
 from .progress import reporter_for
 
 runs_option = click.option(
-    "--runs", type=click.Path(file_okay=False, path_type=Path), default=None, envvar="FERRULE_RUNS",
+    "--runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    envvar="FERRULE_RUNS",
     help="The folder of runs. [default: that of the configuration, or ./runs]",
 )
 

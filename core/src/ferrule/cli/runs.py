@@ -29,7 +29,10 @@ def list_command(runs: Path | None, as_json: bool) -> None:
     if not found:
         click.echo(f"no runs in {runs or Path('runs')}", err=True)
         return
-    table(["run", "kind", "status", "step", "created"], [[run.run, run.kind, run.status, run.step, run.created] for run in found])
+    table(
+        ["run", "kind", "status", "step", "created"],
+        [[run.run, run.kind, run.status, run.step, run.created] for run in found],
+    )
 
 
 @command.command("show")
@@ -48,15 +51,28 @@ def show_command(run: str, runs: Path | None, as_json: bool) -> None:
         return
     for name in ("run", "kind", "status", "created", "ferrule", "python", "seed", "config_file", "dir"):
         click.echo(f"{name}: {shown[name]}")
-    plugins = [[p["kind"], p["reference"], p["distribution"] or p["file"] or "", p["version"] or (p["sha256"] or "")[:12]] for p in shown["plugins"]]
+    plugins = [
+        [p["kind"], p["reference"], p["distribution"] or p["file"] or "", p["version"] or (p["sha256"] or "")[:12]]
+        for p in shown["plugins"]
+    ]
     heading("\nplugins")
     table(["kind", "reference", "distribution", "version"], plugins)
     if shown["evals"]:
-        names = list(dict.fromkeys(n for e in shown["evals"] for n in e if n.endswith(("/reward", "/accuracy", "/observation_ce"))))
+        names = list(
+            dict.fromkeys(
+                n for e in shown["evals"] for n in e if n.endswith(("/reward", "/accuracy", "/observation_ce"))
+            )
+        )
         heading("\nevaluations")
-        table(["evaluation", *names], [[e["label"], *(f"{e[n]:.3f}" if n in e else "" for n in names)] for e in shown["evals"]])
+        table(
+            ["evaluation", *names],
+            [[e["label"], *(f"{e[n]:.3f}" if n in e else "" for n in names)] for e in shown["evals"]],
+        )
     heading("\nepisodes")
-    rows = [[path, c["filed"], c["failed"], c["abandoned"], "" if c["reward"] is None else f"{c['reward']:.3f}"] for path, c in shown["episodes"].items()]
+    rows = [
+        [path, c["filed"], c["failed"], c["abandoned"], "" if c["reward"] is None else f"{c['reward']:.3f}"]
+        for path, c in shown["episodes"].items()
+    ]
     table(["path", "filed", "failed", "abandoned", "reward"], rows)
     if shown["dropped"]:
         heading("\ndropped")
@@ -69,7 +85,10 @@ def _describe(store: RunStore) -> dict[str, Any]:
     state = store.load_state() or {}
     evals = [line for line in store.metrics() if line.get("stage") == "eval"]
     return {
-        **{key: manifest.get(key) for key in ("run", "kind", "created", "ferrule", "python", "platform", "seed", "config_file", "plugins")},
+        **{
+            key: manifest.get(key)
+            for key in ("run", "kind", "created", "ferrule", "python", "platform", "seed", "config_file", "plugins")
+        },
         "status": summary.status,
         "step": summary.step,
         "dir": str(store.dir),

@@ -43,4 +43,7 @@ def sweep(run: str | None, as_json: bool) -> None:
         if entry["error"]:
             click.echo(f"{entry['backend']}: {entry['error']}", err=True)
         else:
-            click.echo(f"{entry['backend']}: {len(entry['removed'])} removed" + "".join(f"\n  {name}" for name in entry["removed"]))
+            click.echo(
+                f"{entry['backend']}: {len(entry['removed'])} removed"
+                + "".join(f"\n  {name}" for name in entry["removed"])
+            )

@@ -25,8 +25,8 @@ STYLES = {"P": "dim", "A": "bold green", "O": "cyan", "S": "dim magenta"}
 def command(episode: str, runs: Path | None, ids: bool, as_json: bool) -> None:
     """Print EPISODE: RUN/EPISODE, or an episode's id (train/step-3/some-task#0) where only one run has it.
 
-    Its tokens are shown as they were fed and sampled: prompt, action (sampled, and trained on), observation, scaffold. Without a terminal, each stretch
-    stands on lines of its own under its kind.
+    Its tokens are shown as they were fed and sampled: prompt, action (sampled, and trained on), observation, scaffold.
+    Without a terminal, each stretch stands on lines of its own under its kind.
     """
     row, line = find_episode(runs or Path("runs"), episode)
     if as_json:
@@ -34,7 +34,10 @@ def command(episode: str, runs: Path | None, ids: bool, as_json: bool) -> None:
         return
     reward = "none" if line["reward"] is None else f"{line['reward']:.4g}"
     click.echo(f"{row.run}/{row.episode}" + ("  (abandoned)" if row.status == "abandoned" else ""))
-    click.echo(f"task {line['task']}  attempt {line['attempt']}  reward {reward}  {line['termination']}  {line['seconds']:.2f} s")
+    click.echo(
+        f"task {line['task']}  attempt {line['attempt']}  reward {reward}  {line['termination']}  "
+        f"{line['seconds']:.2f} s"
+    )
     if line["scores"]:
         click.echo("scores " + "  ".join(f"{name} {value:.4g}" for name, value in line["scores"].items()))
     if line["failure"]:
@@ -81,5 +84,5 @@ def _message(message: Mapping[str, Any]) -> None:
 
 
 def printable(text: str) -> str:
-    """*text* without control characters that a terminal would obey: what a model or a tool wrote is shown, never run."""
+    """*text* without control characters that a terminal would obey: what a model wrote is shown, never run."""
     return "".join(c if c in "\n\t" or (c.isprintable() or c == "\u00a0") else f"\\x{ord(c):02x}" for c in text)

@@ -7,6 +7,17 @@ from .index import EpisodeRow, Index
 from .runs import Rewound, RunStore
 
 __all__ = [
-    "KIND_LETTERS", "EpisodeRow", "Index", "Rewound", "RunStore", "RunSummary", "episode_from_line", "episode_to_line",
-    "find_episode", "find_episodes", "list_runs", "new_run_id", "run_folder",
+    "KIND_LETTERS",
+    "EpisodeRow",
+    "Index",
+    "Rewound",
+    "RunStore",
+    "RunSummary",
+    "episode_from_line",
+    "episode_to_line",
+    "find_episode",
+    "find_episodes",
+    "list_runs",
+    "new_run_id",
+    "run_folder",
 ]

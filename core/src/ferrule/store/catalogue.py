@@ -49,7 +49,15 @@ def list_runs(root: Path) -> list[RunSummary]:
             if status == "running" and not store.held:
                 status = "killed"
             out.append(
-                RunSummary(store.id, manifest["name"], manifest["kind"], manifest["created"], status, row.get("step", 0), path.parent)
+                RunSummary(
+                    store.id,
+                    manifest["name"],
+                    manifest["kind"],
+                    manifest["created"],
+                    status,
+                    row.get("step", 0),
+                    path.parent,
+                )
             )
         except (FerruleError, OSError, ValueError, KeyError, TypeError):  # a folder that only looks like a run
             continue
@@ -57,7 +65,7 @@ def list_runs(root: Path) -> list[RunSummary]:
 
 
 def find_episodes(root: Path, episode_id: str) -> list[EpisodeRow]:
-    """The episodes that *episode_id* names: ``<run>/<episode>``, or an episode's id alone, which several runs may have."""
+    """The episodes that *episode_id* names: ``<run>/<episode>``, or its id alone, which several runs may have."""
     if not (root / "index.sqlite").exists():
         return []
     index = Index(root)

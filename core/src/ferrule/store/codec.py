@@ -21,8 +21,9 @@ Decode = Callable[[Any], str]
 def episode_to_line(episode: Episode, decode: Decode | None = None) -> dict[str, Any]:
     """*episode* as plain data. *decode* writes ids as text; without it, no text stands beside the tokens.
 
-    A segment holds ``ids``, ``kinds`` (a string of :data:`KIND_LETTERS`), ``logprobs`` (one for each A, shortest text that reads
-    back to the same float32), ``versions`` (runs of ``[version, count]`` over the A's) and ``text`` (runs of ``[letter, text]``).
+    A segment holds ``ids``, ``kinds`` (a string of :data:`KIND_LETTERS`), ``logprobs`` (one for each A, shortest text
+    that reads back to the same float32), ``versions`` (runs of ``[version, count]`` over the A's) and ``text`` (runs of
+    ``[letter, text]``).
     """
     return {
         "id": episode.id,
@@ -60,7 +61,7 @@ def message_from_line(line: Mapping[str, Any]) -> Message:
         ToolCall(call.id, call.name, call.arguments, wire.get("error"), wire.get("raw"))
         for call, wire in zip(message.tool_calls, line.get("tool_calls") or (), strict=True)
     )
-    return attrs.evolve(message, tool_calls=calls)
+    return attrs.evolve(message, tool_calls=calls)  # type: ignore[arg-type]  # the converter makes it a tuple
 
 
 def _trajectory(trajectory: Trajectory, decode: Decode | None) -> dict[str, Any]:
@@ -135,8 +136,14 @@ def _read_trajectory(line: Mapping[str, Any]) -> Trajectory:
     segments = tuple(_read_segment(item) for item in line["segments"])
     steps = tuple(
         Step(
-            segments[item["segment"]], item["segment"], item["start"], item["stop"], item["stop_reason"],
-            message_from_line(item["message"]), item["status"], item["version"],
+            segments[item["segment"]],
+            item["segment"],
+            item["start"],
+            item["stop"],
+            item["stop_reason"],
+            message_from_line(item["message"]),
+            item["status"],
+            item["version"],
         )
         for item in line["steps"]
     )

@@ -14,7 +14,9 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 def new_run_id(name: str) -> str:
-    """``<name>-<utc yyyymmdd-hhmmss>-<4 random characters>``; in *name*, what is neither a word character nor one of ``.@#+=-`` becomes ``-``."""
+    """``<name>-<utc yyyymmdd-hhmmss>-<4 random characters>``; in *name*, what is neither a word character nor one of
+    ``.@#+=-`` becomes ``-``.
+    """
     clean = re.sub(r"[^\w.@#+=-]+", "-", name).strip(".-") or "run"
     clean = re.sub(r"\.\.+", ".", clean)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -24,7 +26,8 @@ def new_run_id(name: str) -> str:
 def run_folder(root: Path, run_id: str) -> Path:
     """The folder of *run_id*, as it stands in an address or on a command line, below *root*.
 
-    Decodes percent signs first and only then refuses ``..``, separators and what lies outside *root*. Raises FerruleError where there is no such run.
+    Decodes percent signs first and only then refuses ``..``, separators and what lies outside *root*. Raises
+    FerruleError where there is no such run.
     """
     decoded = run_id
     for _ in range(3):  # decoded until nothing is left to decode, so that %252e%252e is no way round

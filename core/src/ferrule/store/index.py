@@ -1,4 +1,6 @@
-"""The index over all runs of a folder, ``<runs>/index.sqlite``: where each episode lies, by ``run`` and ``train|eval/step-n``."""
+"""The index over all runs of a folder, ``<runs>/index.sqlite``: where each episode lies, by ``run`` and
+``train|eval/step-n``.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ CREATE INDEX IF NOT EXISTS by_episode ON episodes (episode);
 
 @attrs.frozen
 class EpisodeRow:
-    """Where an episode lies. ``file`` is relative to the run's folder; ``path`` is ``train/step-3``, ``eval/step-20`` …"""
+    """Where an episode lies. ``file`` is relative to the run's folder; ``path`` is ``train/step-3`` and the like."""
 
     run: str
     path: str
@@ -60,7 +62,9 @@ class Index:
             self._db.executescript(SCHEMA)
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise FerruleError(f"{self.path} is not a readable index ({error}); move it away, and it is made anew from the runs") from None
+            raise FerruleError(
+                f"{self.path} is not a readable index ({error}); move it away, and it is made anew from the runs"
+            ) from None
 
     def close(self) -> None:
         self._db.close()
@@ -76,7 +80,8 @@ class Index:
 
     def put_run(self, run: str, name: str, kind: str, created: str, status: str) -> None:
         self._db.execute(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, 0, ?) ON CONFLICT (run) DO UPDATE SET status = excluded.status, updated = excluded.updated",
+            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, 0, ?)"
+            " ON CONFLICT (run) DO UPDATE SET status = excluded.status, updated = excluded.updated",
             (run, name, kind, created, status, time.time()),
         )
 
@@ -88,7 +93,10 @@ class Index:
 
     def runs(self) -> dict[str, dict[str, Any]]:
         rows = self._db.execute("SELECT run, name, kind, created, status, step, updated FROM runs")
-        return {row[0]: dict(zip(("run", "name", "kind", "created", "status", "step", "updated"), row, strict=True)) for row in rows}
+        return {
+            row[0]: dict(zip(("run", "name", "kind", "created", "status", "step", "updated"), row, strict=True))
+            for row in rows
+        }
 
     def insert(self, row: EpisodeRow) -> None:
         """Raises FerruleError where an episode of that id is filed already."""
@@ -99,7 +107,9 @@ class Index:
 
     def known(self, run: str, file: str) -> set[int]:
         """Offsets of *file* that are in the index."""
-        return {row[0] for row in self._db.execute("SELECT offset FROM episodes WHERE run = ? AND file = ?", (run, file))}
+        return {
+            row[0] for row in self._db.execute("SELECT offset FROM episodes WHERE run = ? AND file = ?", (run, file))
+        }
 
     def forget(self, run: str, file: str, offset: int) -> None:
         """Drop the rows of *file* at and after *offset*, whose lines were moved away."""
@@ -119,32 +129,50 @@ class Index:
             terms.append("(path = ? OR substr(path, 1, ?) = ?)")
             values += [path, len(path) + 1, path + "/"]
         found = self._db.execute(
-            f"SELECT * FROM episodes WHERE {' AND '.join(terms)} ORDER BY run, path, task, attempt, episode, offset", values
+            f"SELECT * FROM episodes WHERE {' AND '.join(terms)} ORDER BY run, path, task, attempt, episode, offset",
+            values,
         )
         return [EpisodeRow(*row) for row in found]
 
     def counts(self, run: str) -> dict[str, dict[str, Any]]:
         """Per path: how many are filed, failed and abandoned, and the mean reward of those filed."""
         rows = self._db.execute(
-            "SELECT path, sum(status = 'filed'), sum(status = 'filed' AND failure IS NOT NULL), sum(status = 'abandoned'),"
-            " avg(CASE WHEN status = 'filed' THEN reward END), min(rowid) FROM episodes WHERE run = ? GROUP BY path ORDER BY 6",
+            "SELECT path, sum(status = 'filed'), sum(status = 'filed' AND failure IS NOT NULL),"
+            " sum(status = 'abandoned'), avg(CASE WHEN status = 'filed' THEN reward END), min(rowid)"
+            " FROM episodes WHERE run = ? GROUP BY path ORDER BY 6",
             (run,),
         )
-        return {path: {"filed": filed, "failed": failed, "abandoned": gone, "reward": mean} for path, filed, failed, gone, mean, _ in rows}
+        return {
+            path: {"filed": filed, "failed": failed, "abandoned": gone, "reward": mean}
+            for path, filed, failed, gone, mean, _ in rows
+        }
 
 
 def row_of(run: str, line: Mapping[str, Any], file: str, offset: int, status: str = "filed") -> EpisodeRow:
     """The index's row of an episode's *line* in *file*."""
     return EpisodeRow(
-        run, line["group"], line["id"], line["task"], line["attempt"], file, offset, line["reward"], line["termination"],
-        line["failure"], status,
+        run,
+        line["group"],
+        line["id"],
+        line["task"],
+        line["attempt"],
+        file,
+        offset,
+        line["reward"],
+        line["termination"],
+        line["failure"],
+        status,
     )
 
 
-def insert_missing(index: Index, run: str, file: str, found: Iterable[tuple[int, Mapping[str, Any]]], status: str) -> int:
+def insert_missing(
+    index: Index, run: str, file: str, found: Iterable[tuple[int, Mapping[str, Any]]], status: str
+) -> int:
     """Index the lines of *file* that a kill left without their row; how many."""
     known = index.known(run, file)
-    missing = [row_of(run, line, file, offset, status) for offset, line in found if offset not in known and "id" in line]
+    missing = [
+        row_of(run, line, file, offset, status) for offset, line in found if offset not in known and "id" in line
+    ]
     for row in missing:
         index.insert(row)
     return len(missing)

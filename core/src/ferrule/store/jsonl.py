@@ -1,4 +1,4 @@
-"""Files of one JSON object a line that survive a killed writer: a torn last line is dropped, a tail can be moved aside."""
+"""Files of one JSON object a line, that survive a killed writer: a torn last line is dropped, a tail moved aside."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _finite(value: Any) -> Any:
 
 
 class JsonLines:
-    """An append-only file. Each line reaches the operating system at once; :meth:`sync` makes all of it survive a power loss."""
+    """An append-only file. Each line reaches the operating system at once; :meth:`sync` makes all of it survive a power
+    loss.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,7 +125,8 @@ def repair(path: Path) -> int:
 
 
 def set_aside(path: Path, offset: int) -> Path | None:
-    """Move all that lies at and after byte *offset* into ``<stem>.abandoned-<k>.jsonl`` beside it; that file, or None where nothing lay there.
+    """Move all that lies at and after byte *offset* into ``<stem>.abandoned-<k>.jsonl`` beside it; that file, or None
+    where nothing lay there.
 
     The copy is complete before the original is cut, and repeating it after a kill in between makes no second copy.
     """

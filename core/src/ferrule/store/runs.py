@@ -35,8 +35,9 @@ class Rewound:
 class RunStore:
     """One run's folder, written by one process at a time.
 
-    ``manifest.json`` what it is made of; ``config.json`` the configuration as given (readable by its owner alone, as it may hold secrets);
-    ``metrics.jsonl``; ``episodes/<stage>.jsonl``; ``checkpoints/``; ``state.json`` the position to resume from.
+    ``manifest.json`` what it is made of; ``config.json`` the configuration as given (readable by its owner alone, as it
+    may hold secrets); ``metrics.jsonl``; ``episodes/<stage>.jsonl``; ``checkpoints/``; ``state.json`` the position to
+    resume from.
     """
 
     def __init__(self, root: Path, run_id: str) -> None:
@@ -60,7 +61,14 @@ class RunStore:
             except FileExistsError:
                 continue
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        whole = {"run": store.id, "name": name, "kind": kind, "created": created, **manifest, "config": redacted(config_raw)}
+        whole = {
+            "run": store.id,
+            "name": name,
+            "kind": kind,
+            "created": created,
+            **manifest,
+            "config": redacted(config_raw),
+        }
         (store.dir / "episodes").mkdir()
         (store.dir / "checkpoints").mkdir()
         write_atomically(store.dir / "config.json", dumps(config_raw).encode(), mode=0o600)
@@ -71,7 +79,9 @@ class RunStore:
 
     @classmethod
     def open(cls, place: Path, run_id: str | None = None, *, write: bool = False) -> RunStore:
-        """The run *run_id* below *place*, or the run whose folder *place* is. *write* holds it: FerruleError where another process does."""
+        """The run *run_id* below *place*, or the run whose folder *place* is. *write* holds it: FerruleError where
+        another process does.
+        """
         folder = run_folder(place, run_id) if run_id is not None else place
         if not (folder / "manifest.json").is_file():
             raise FerruleError(f"{folder} is not the folder of a run: it has no manifest.json")
@@ -202,7 +212,14 @@ class RunStore:
 
     def mark(self) -> dict[str, int]:
         """How far each file goes now, in bytes: everything before it belongs to the position that is saved with it."""
-        names = [METRICS, *(f"episodes/{p.name}" for p in sorted((self.dir / "episodes").glob("*.jsonl")) if ".abandoned-" not in p.name)]
+        names = [
+            METRICS,
+            *(
+                f"episodes/{p.name}"
+                for p in sorted((self.dir / "episodes").glob("*.jsonl"))
+                if ".abandoned-" not in p.name
+            ),
+        ]
         return {name: (self.dir / name).stat().st_size for name in names if (self.dir / name).exists()}
 
     def save_state(self, state: Mapping[str, Any]) -> None:
@@ -222,7 +239,9 @@ class RunStore:
             raise CheckpointError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
 
     def rewind(self, offsets: Mapping[str, int]) -> Rewound:
-        """Go back to :meth:`mark` *offsets*: later episodes are marked abandoned, later lines of metrics are cut, both moved aside."""
+        """Go back to :meth:`mark` *offsets*: later episodes are marked abandoned, later lines of metrics are cut, both
+        moved aside.
+        """
         episodes = metrics = 0
         for file in self._files.values():
             file.close()

@@ -1,4 +1,6 @@
-"""Evaluation: each held-out task once per mode, with seeds that are the same whenever it is played again at the same step."""
+"""Evaluation: each held-out task once per mode, with seeds that are the same whenever it is played again at the same
+step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def sampling_of(run: Run, mode: str) -> SamplingParams:
 async def evaluate_at(run: Run, label: str, step: int) -> dict[str, float]:
     """Play the evaluation *label* (``untrained`` or ``step-<n>``), file it under ``eval/<label>``, and mark it done.
 
-    Raises Stopped where the run is asked to stop meanwhile; what was played of it is then abandoned when the run is resumed.
+    Raises Stopped where the run is asked to stop meanwhile; what was played of it is then abandoned when the run is
+    resumed.
     """
     config = run.config.eval
     tasks = run.parts.tasks(config.split)[: config.limit]
@@ -35,8 +38,13 @@ async def evaluate_at(run: Run, label: str, step: int) -> dict[str, float]:
     count = 0
     for mode in modes:
         episodes = await run.play(
-            [(task, 0) for task in tasks], group=f"eval/{label}/{mode}", filed_as=f"eval/{label}", step=max(step, 0),
-            title=f"eval {label}, {mode}", sampling=sampling_of(run, mode), breakable=True,
+            [(task, 0) for task in tasks],
+            group=f"eval/{label}/{mode}",
+            filed_as=f"eval/{label}",
+            step=max(step, 0),
+            title=f"eval {label}, {mode}",
+            sampling=sampling_of(run, mode),
+            breakable=True,
         )
         metrics |= evaluated(mode, episodes, len(tasks))
         if mode == modes[0] and run.parts.trainer is not None and "logprobs" in run.trainer.provides:

@@ -1,4 +1,6 @@
-"""The loop: evaluation of the untrained model, SFT, evaluation, RL steps with evaluations between; saved, resumed, stopped."""
+"""The loop: evaluation of the untrained model, SFT, evaluation, RL steps with evaluations between; saved, resumed,
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,13 @@ log = get_logger("ferrule.training")
 async def train(
     loaded: Loaded, *, resume: RunStore | None = None, reporter: Reporter | None = None, stop: StopFlag | None = None
 ) -> Summary:
-    """Train as *loaded* says, in a new run below its ``runs``, or go on with the run *resume* (opened for writing) from its last save.
+    """Train as *loaded* says, in a new run below its ``runs``, or go on with the run *resume* (opened for writing) from
+    its last save.
 
-    Where *stop* is requested, the step is finished, the run saved and closed, and the summary says ``stopped``; a cancel closes everything
-    at once. Errors of the run itself are raised after everything is closed; errors of single episodes are counted.
-    A resumed run gives the same metrics, times aside, as one that was never broken off, wherever the trainer samples and trains
-    deterministically.
+    Where *stop* is requested, the step is finished, the run saved and closed, and the summary says ``stopped``; a
+    cancel closes everything at once. Errors of the run itself are raised after everything is closed; errors of single
+    episodes are counted. A resumed run gives the same metrics, times aside, as one that was never broken off, wherever
+    the trainer samples and trains deterministically.
     """
     reporter, stop = reporter or Reporter(), stop or StopFlag()
     try:
@@ -68,7 +71,8 @@ async def evaluate(
     reporter: Reporter | None = None,
     stop: StopFlag | None = None,
 ) -> Summary:
-    """Play the evaluation that *loaded* describes as a run of its own, under the weights that run *checkpoint* saved last, or untrained ones.
+    """Play the evaluation that *loaded* describes as a run of its own, under the weights that run *checkpoint* saved
+    last, or untrained ones.
 
     A harness that samples nothing needs no trainer; its episodes are filed and scored alike.
     """
@@ -83,7 +87,9 @@ async def evaluate(
         if position.checkpoint is None:
             raise FerruleError(f"run {checkpoint.id!r} has saved no checkpoint")
         if parts.trainer is None:
-            raise FerruleError(f"harness {config.harness.label!r} samples nothing, so it cannot be played under a checkpoint")
+            raise FerruleError(
+                f"harness {config.harness.label!r} samples nothing, so it cannot be played under a checkpoint"
+            )
     record = {**manifest(loaded), "checkpoint": checkpoint.id if checkpoint else None}
     store = RunStore.create(config.runs, config.name, loaded.raw, record, kind="eval")
     async with _under_way(parts, store, reporter, stop, resumed=False) as run:
@@ -104,7 +110,10 @@ async def evaluate(
 async def _stages(run: Run, tasks: Sequence[Task]) -> None:
     config, position = run.config, run.position
     if config.train.steps and len(tasks) < config.train.tasks_per_step:
-        run.reporter.say(f"split {config.train.split!r} has {len(tasks)} tasks: each step plays all of them, not {config.train.tasks_per_step}")
+        run.reporter.say(
+            f"split {config.train.split!r} has {len(tasks)} tasks: each step plays all of them, "
+            f"not {config.train.tasks_per_step}"
+        )
     if config.sft is not None and not position.sft_done:
         if config.eval.untrained and position.sft_step == 0 and "untrained" not in position.evaluated:
             await evaluate_at(run, "untrained", UNTRAINED)
@@ -144,7 +153,9 @@ def _playable(parts: Parts) -> None:
     if config.sft is not None:
         parts.tasks(config.sft.dev_split)
         if not parts.taskset.demonstrations(config.sft.split, 1, config.seed):
-            raise FerruleError(f"[sft]: task set {config.taskset.label!r} has no demonstrations on split {config.sft.split!r}")
+            raise FerruleError(
+                f"[sft]: task set {config.taskset.label!r} has no demonstrations on split {config.sft.split!r}"
+            )
 
 
 # -- around them ----------------------------------------------------------------------------------------------------
@@ -154,7 +165,9 @@ def _playable(parts: Parts) -> None:
 async def _under_way(
     parts: Parts, store: RunStore, reporter: Reporter, stop: StopFlag, *, resumed: bool
 ) -> AsyncIterator[Run]:
-    """Start the parts and bring the position back; whatever happens, close everything, set the status and tell the observers."""
+    """Start the parts and bring the position back; whatever happens, close everything, set the status and tell the
+    observers.
+    """
     loaded = parts.loaded
     config = loaded.config
     info = store.info(config.seed, config.model, loaded.dir)
@@ -203,13 +216,24 @@ def _rewind(store: RunStore, reporter: Reporter) -> Position:
     sweep(store, position)
     where = f"RL step {position.step}" if position.step or position.sft_done else f"SFT step {position.sft_step}"
     reporter.say(
-        f"resuming at {where}; {rewound.episodes} episodes and {rewound.metrics} lines of metrics after it are set aside"
+        f"resuming at {where}; {rewound.episodes} episodes and {rewound.metrics} lines of metrics "
+        "after it are set aside"
     )
     return position
 
 
 def _summarise(store: RunStore, position: Position, status: str, error: str | None) -> Summary:
     return Summary(
-        store.id, store.dir, status, store.manifest["kind"], position.step, position.episodes, list(position.evals), dict(position.dropped),
-        dict(position.skipped), list(position.warnings), round(position.seconds, 1), error,
+        store.id,
+        store.dir,
+        status,
+        store.manifest["kind"],
+        position.step,
+        position.episodes,
+        list(position.evals),
+        dict(position.dropped),
+        dict(position.skipped),
+        list(position.warnings),
+        round(position.seconds, 1),
+        error,
     )

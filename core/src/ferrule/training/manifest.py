@@ -26,7 +26,9 @@ def manifest(loaded: Loaded) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is no longer as it was when the run began: Ferrule, Python, and each plugin by version or, where it is a file, by hash."""
+    """What is no longer as it was when the run began: Ferrule, Python, and each plugin by version or, where it is a
+    file, by hash.
+    """
     out = [
         f"{name} is {now[key]}, and was {before[key]} when the run began"
         for key, name in (("ferrule", "Ferrule"), ("python", "Python"))
@@ -39,7 +41,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if old is None:
             continue
         if old["version"] != plugin["version"]:
-            out.append(f"{name} is of {plugin['distribution']} {plugin['version']}, and was of {old['version']} when the run began")
+            out.append(
+                f"{name} is of {plugin['distribution']} {plugin['version']}, "
+                f"and was of {old['version']} when the run began"
+            )
         elif old["sha256"] != plugin["sha256"]:
             out.append(f"{name} has changed since the run began; what it measures from here on may differ")
     return out

@@ -16,8 +16,8 @@ CE_EPISODES = 64
 
 
 def played(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
-    """Over *episodes*: ``<prefix>failed``, and means over those that did not fail: ``score/<name>``, ``messages``, ``tool_calls``,
-    ``tool_errors``, ``cut`` and what else they count; ``termination/<how>`` as fractions of all."""
+    """Over *episodes*: ``<prefix>failed``, and means over those that did not fail: ``score/<name>``, ``messages``,
+    ``tool_calls``, ``tool_errors``, ``cut`` and what else they count; ``termination/<how>`` as fractions of all."""
     out: dict[str, float] = {f"{prefix}failed": float(sum(e.failed for e in episodes))}
     sound = [e for e in episodes if not e.failed]
     for name, values in sorted(_columns(e.scores for e in sound).items()):
@@ -38,7 +38,9 @@ def _columns(tables: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def tokens(episodes: Sequence[Episode]) -> dict[str, float]:
-    """``tokens/sampled`` and ``tokens/prompt`` (all that was fed, not sampled), ``rows/steps_per_row``, over all that was played."""
+    """``tokens/sampled`` and ``tokens/prompt`` (all that was fed, not sampled), ``rows/steps_per_row``, over all that
+    was played.
+    """
     segments = [s for e in episodes for t in e.trajectories for s in t.segments if len(s)]
     steps = sum(len(t.steps) for e in episodes for t in e.trajectories)
     sampled = sum(int(np.count_nonzero(s.kind == TokenKind.ACTION)) for s in segments)
@@ -50,7 +52,9 @@ def tokens(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def evaluated(mode: str, episodes: Sequence[Episode], meant: int) -> dict[str, float]:
-    """``eval/<mode>/reward`` over the attempts that have one, ``accuracy`` and ``no_step_rate`` over all that were *meant* to run, and the rest of :func:`played`."""
+    """``eval/<mode>/reward`` over the attempts that have one, ``accuracy`` and ``no_step_rate`` over all that were
+    *meant* to run, and the rest of :func:`played`.
+    """
     prefix = f"eval/{mode}/"
     rewards = [e.reward for e in episodes if e.reward is not None]
     out = {f"{prefix}reward": float(np.mean(rewards))} if rewards else {}
@@ -64,9 +68,13 @@ def of_trainer(output: StepOutput) -> dict[str, float]:
 
 
 async def observation_ce(trainer: Trainer, episodes: Sequence[Episode]) -> float | None:
-    """Mean −log p of the observation tokens of *episodes* under the current weights, in nats; None where there are none."""
+    """Mean −log p of the observation tokens of *episodes* under the current weights, in nats; None where there are
+    none.
+    """
     some = [e for e in episodes if not e.failed][:CE_EPISODES]
-    rows = [row for row in rows_of([t for e in some for t in e.trajectories]) if Mask.OBSERVATION.of(row.kind)[1:].any()]
+    rows = [
+        row for row in rows_of([t for e in some for t in e.trajectories]) if Mask.OBSERVATION.of(row.kind)[1:].any()
+    ]
     if not rows:
         return None
     logprobs = await trainer.forward(rows)

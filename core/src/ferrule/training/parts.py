@@ -45,7 +45,10 @@ class Parts:
         harness = config.harness.make()
         model = harness.needs_model
         if train and not model:
-            raise FerruleError(f"harness {config.harness.label!r} samples from no model, so there is nothing to train; `ferrule eval` plays it")
+            raise FerruleError(
+                f"harness {config.harness.label!r} samples from no model, so there is nothing to train; "
+                "`ferrule eval` plays it"
+            )
         if train and config.trainer is None:
             raise FerruleError("there is nothing to train: add [trainer]")
         return cls(
@@ -61,7 +64,7 @@ class Parts:
         )
 
     async def start(self, run: RunInfo) -> Player:
-        """Start the parts, cheapest first, and the player on top of them. :meth:`close` is due even where this fails."""
+        """Start the parts, cheapest first, and make the player. :meth:`close` is due even where this fails."""
         for name, part in (("sandbox", self.sandboxes), ("taskset", self.taskset), ("trainer", self.trainer)):
             if part is not None:
                 self._closers.append((name, part.close))
@@ -88,7 +91,7 @@ class Parts:
                 log.warning("close_failed", part=name, error=f"{type(error).__name__}: {error}")
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks of *split*, in the task set's order. Raises FerruleError where there are none, or two have one id."""
+        """The tasks of *split*, in the task set's order. FerruleError where there are none, or two have one id."""
         tasks = list(self.taskset.tasks(split))
         if not tasks:
             raise FerruleError(f"split {split!r} of task set {self.loaded.config.taskset.label!r} has no tasks")
@@ -110,7 +113,12 @@ def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> li
         "response tokens": rollout.max_response_tokens,
         "seconds": rollout.timeout,
     }
-    found = [("run", folder), ("seed", str(config.seed)), ("harness", config.harness.label), ("tasks", config.taskset.label)]
+    found = [
+        ("run", folder),
+        ("seed", str(config.seed)),
+        ("harness", config.harness.label),
+        ("tasks", config.taskset.label),
+    ]
     if parts.trainer is not None:
         found += [
             ("trainer", f"{parts.trainer.name}, vocabulary of {parts.trainer.vocab_size}"),
@@ -121,14 +129,22 @@ def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> li
                 f"at most {sampling.max_tokens} tokens a message",
             ),
         ]
-    found.append(("limits", ", ".join(f"{value:g} {name}" for name, value in limits.items() if value is not None) or "none"))
-    found.append(("slots", f"{rollout.slots} episodes at once, a failed one is played again up to {rollout.retries} times"))
+    found.append(
+        ("limits", ", ".join(f"{value:g} {name}" for name, value in limits.items() if value is not None) or "none")
+    )
+    found.append(
+        ("slots", f"{rollout.slots} episodes at once, a failed one is played again up to {rollout.retries} times")
+    )
     if parts.sandboxes is not None:
-        found.append(("sandbox", f"{parts.sandboxes.name} ({', '.join(sorted(parts.sandboxes.provides)) or 'isolates nothing'})"))
+        found.append(
+            ("sandbox", f"{parts.sandboxes.name} ({', '.join(sorted(parts.sandboxes.provides)) or 'isolates nothing'})")
+        )
     if config.advantage is not None and parts.advantage:
         policy = config.policy
         losses = [f"{loss.name} × {loss.config.coef:g}" for loss in parts.losses]
-        found.append(("objective", ", ".join([f"{config.advantage.label}", f"{policy.loss} ({policy.reduction})", *losses])))
+        found.append(
+            ("objective", ", ".join([f"{config.advantage.label}", f"{policy.loss} ({policy.reduction})", *losses]))
+        )
     versions = {f"{p['distribution']} {p['version']}" for p in plugins if p.get("distribution")}
     versions |= {str(p.get("reference")) for p in plugins if not p.get("distribution")}
     found.append(("plugins", ", ".join(sorted(versions)) or "none"))

@@ -19,10 +19,11 @@ VERSION = 1
 
 @attrs.define
 class Position:
-    """Changed only when a whole unit of work is done (an SFT step, an RL step, an evaluation), so that it can be saved at any time.
+    """Changed only when a whole unit of work is done (an SFT step, an RL step, an evaluation), so that it can be saved
+    at any time.
 
-    ``step`` counts RL steps; ``optimizer_steps`` those at which weights changed; ``evaluated`` the evaluations done, by label.
-    ``checkpoint`` is the trainer's state that belongs to it, None for the model as the trainer starts it.
+    ``step`` counts RL steps; ``optimizer_steps`` those at which weights changed; ``evaluated`` the evaluations done, by
+    label. ``checkpoint`` is the trainer's state that belongs to it, None for the model as the trainer starts it.
     """
 
     sft_step: int = 0
@@ -56,7 +57,9 @@ class Position:
     @classmethod
     def from_state(cls, state: Mapping[str, Any], folder: Path) -> Position:
         if state.get("version") != VERSION:
-            raise CheckpointError(f"{folder / 'state.json'} has version {state.get('version')}, and this Ferrule reads {VERSION}")
+            raise CheckpointError(
+                f"{folder / 'state.json'} has version {state.get('version')}, and this Ferrule reads {VERSION}"
+            )
         fields = {field.name: state[field.name] for field in attrs.fields(cls)}
         fields["checkpoint"] = None if state["checkpoint"] is None else _read(state["checkpoint"], folder)
         fields["kept"] = [_read(item, folder) for item in state["kept"]]
@@ -66,7 +69,11 @@ class Position:
 def _write(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     path = Path(checkpoint.path)
     inside = path.is_absolute() and path.is_relative_to(folder)
-    return {**attrs.asdict(checkpoint), "path": str(path.relative_to(folder)) if inside else checkpoint.path, "inside": inside}
+    return {
+        **attrs.asdict(checkpoint),
+        "path": str(path.relative_to(folder)) if inside else checkpoint.path,
+        "inside": inside,
+    }
 
 
 def _read(item: Mapping[str, Any], folder: Path) -> Checkpoint:
@@ -82,7 +89,9 @@ def save(store: RunStore, position: Position) -> None:
 
 
 def keep_only(store: RunStore, position: Position, count: int) -> None:
-    """Forget all but the last *count* checkpoints, and remove those that lie in the run's folder; called after the state was saved."""
+    """Forget all but the last *count* checkpoints, and remove those that lie in the run's folder; called after the
+    state was saved.
+    """
     while len(position.kept) > count:
         _remove(position.kept.pop(0), store.dir)
 

@@ -1,4 +1,6 @@
-"""What a run tells the person who started it. This one is silent, as a library should be; the command line brings its own."""
+"""What a run tells the person who started it. This one is silent, as a library should be; the command line brings its
+own.
+"""
 
 from __future__ import annotations
 

@@ -34,12 +34,16 @@ async def rl_step(run: Run, tasks: Sequence[Task], step: int) -> None:
 
 
 async def learn(run: Run, episodes: Sequence[Episode], step: int) -> tuple[Batch, dict[str, float]]:
-    """One optimizer step on *episodes*, or none where nothing is left to learn from: that is counted under its reason."""
+    """One optimizer step on *episodes*, or none where nothing is left to learn from, which is counted."""
     config, parts = run.config, run.parts
     wanted = needs(parts.losses, config.policy)
     batch = build_batch(
-        episodes, advantage=parts.advantage, filter=config.filter, losses=[x for x in parts.losses if x.config.coef > 0.0],
-        vocab_size=run.trainer.vocab_size, need_logprobs=config.policy.loss != "cross_entropy" and not config.policy.recompute_old,
+        episodes,
+        advantage=parts.advantage,
+        filter=config.filter,
+        losses=[x for x in parts.losses if x.config.coef > 0.0],
+        vocab_size=run.trainer.vocab_size,
+        need_logprobs=config.policy.loss != "cross_entropy" and not config.policy.recompute_old,
     )
     if not batch.rows:
         return batch, skipped(run, step, "nothing_left")
@@ -48,7 +52,11 @@ async def learn(run: Run, episodes: Sequence[Episode], step: int) -> tuple[Batch
     if not has_gradient(objective):
         return batch, skipped(run, step, "no_gradient")
     output = await run.trainer.forward_backward(objective)
-    metrics = {**loss_metrics(objective, output), **of_trainer(output), **await run.trainer.optim_step(config.train.optim)}
+    metrics = {
+        **loss_metrics(objective, output),
+        **of_trainer(output),
+        **await run.trainer.optim_step(config.train.optim),
+    }
     metrics |= {"lr": config.train.optim.lr, "version": float(await run.trainer.publish())}
     run.position.optimizer_steps += 1
     return batch, metrics

@@ -1,4 +1,6 @@
-"""What every stage of a run works with: its parts, its store, its position, and the ways to play, to record and to save."""
+"""What every stage of a run works with: its parts, its store, its position, and the ways to play, to record and to
+save.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ log = get_logger("ferrule.training")
 
 
 class Run:
-    """One run under way. ``position`` is changed by the stages, and marked by :meth:`done` at the end of each unit of work."""
+    """One run under way. ``position`` is changed by the stages, and marked by :meth:`done` at the end of each unit of
+    work.
+    """
 
     def __init__(
         self,
@@ -68,9 +72,11 @@ class Run:
         sampling: SamplingParams | None = None,
         breakable: bool = False,
     ) -> list[Episode]:
-        """Play each ``(task, attempt)`` once; the episodes in the order of *plays*, whatever the order in which they end.
+        """Play each ``(task, attempt)`` once; the episodes in the order of *plays*, whatever the order in which they
+        end.
 
-        Each is filed and told of as it ends, under *filed_as* (*group* where None). *breakable*: Stopped where the run is asked to stop.
+        Each is filed and told of as it ends, under *filed_as* (*group* where None). *breakable*: Stopped where the run
+        is asked to stop.
         """
         self.reporter.begin(title, len(plays), "episodes")
         done: list[float] = []
@@ -83,7 +89,9 @@ class Run:
                 done.append(episode.reward)
             self.reporter.advance(1, {"reward": sum(done) / len(done)} if done else None)
             if episode.failed and self.config.train.stop_on_error:
-                raise FerruleError(f"episode {episode.id} failed, and train.stop_on_error is set: {episode.failure}: {episode.error}")
+                raise FerruleError(
+                    f"episode {episode.id} failed, and train.stop_on_error is set: {episode.failure}: {episode.error}"
+                )
             return episode
 
         work = asyncio.ensure_future(_all([one(task, attempt) for task, attempt in plays]))
@@ -136,7 +144,9 @@ class Run:
         self.position.offsets = self.store.mark()
 
     async def checkpoint(self, name: str) -> None:
-        """Save the trainer's state under *name* and the position with it; only the position where the weights are those of the last save."""
+        """Save the trainer's state under *name* and the position with it; only the position where the weights are those
+        of the last save.
+        """
         if self._saved != self.position.unit:
             saved = await self.trainer.save(name)
             self.position.checkpoint = saved

@@ -1,4 +1,6 @@
-"""What is trained on when: tasks of a step, demonstrations of a batch, the learning rate. Functions of the seed and the step alone."""
+"""What is trained on when: tasks of a step, demonstrations of a batch, the learning rate. Functions of the seed and the
+step alone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ T = TypeVar("T")
 
 
 def tasks_of_step(tasks: Sequence[T], count: int, seed: int, step: int) -> list[T]:
-    """The *count* tasks of RL *step* (from 1), all different; every task before any a second time, in an order drawn anew each epoch.
+    """The *count* tasks of RL *step* (from 1), all different; every task before any a second time, in an order drawn
+    anew each epoch.
 
     Where an epoch's last tasks do not fill a step they wait for the next epoch. Fewer tasks than *count*: all of them.
     """
@@ -46,7 +49,9 @@ def rounds(config: SftConfig) -> list[int]:
 
 
 def sft_rate(config: SftConfig, step: int) -> float:
-    """The factor on the learning rate at SFT *step* (from 0): up over ``warmup``, down to a twentieth over the last ``decay`` of each round."""
+    """The factor on the learning rate at SFT *step* (from 0): up over ``warmup``, down to a twentieth over the last
+    ``decay`` of each round.
+    """
     start = 0
     for end in rounds(config):
         if step < end:

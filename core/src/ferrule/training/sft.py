@@ -19,7 +19,8 @@ from .stop import Stopped
 async def run_sft(run: Run, config: SftConfig) -> None:
     """Go on from the position to the end of the stage. Raises Stopped between two steps where the run is asked to stop.
 
-    After every round the reward on the dev split is taken; at ``target`` the stage ends, and without a target after ``min_steps``.
+    After every round the reward on the dev split is taken; at ``target`` the stage ends, and without a target after
+    ``min_steps``.
     """
     position = run.position
     rows = _rows(run, config)
@@ -44,13 +45,16 @@ async def run_sft(run: Run, config: SftConfig) -> None:
             run.done()
             run.save_position()
         if config.target is not None and position.sft_rewards[number] >= config.target:
-            run.reporter.say(f"SFT reached {position.sft_rewards[number]:.3f} on split {config.dev_split!r} after {position.sft_step} steps")
+            run.reporter.say(
+                f"SFT reached {position.sft_rewards[number]:.3f} on split {config.dev_split!r} "
+                f"after {position.sft_step} steps"
+            )
             break
     else:
         if config.target is not None:
             run.warn(
-                f"SFT ended at its bound of {position.sft_step} steps with {position.sft_rewards[-1]:.3f} on split {config.dev_split!r}, "
-                f"below its target of {config.target:g}"
+                f"SFT ended at its bound of {position.sft_step} steps with {position.sft_rewards[-1]:.3f} "
+                f"on split {config.dev_split!r}, below its target of {config.target:g}"
             )
     await run.trainer.reset_optimizer()
     position.sft_done = True
@@ -84,7 +88,9 @@ def _rows(run: Run, config: SftConfig) -> list[Row]:
                 continue
         dropped[reason] = dropped.get(reason, 0) + 1
     if not rows:
-        raise FerruleError(f"[sft]: none of {len(demonstrations)} demonstrations can be learned from: {dropped}. {example}".strip())
+        raise FerruleError(
+            f"[sft]: none of {len(demonstrations)} demonstrations can be learned from: {dropped}. {example}".strip()
+        )
     if run.position.sft_step == 0:
         run.position.dropped.update(dropped)
     return rows
@@ -118,8 +124,12 @@ async def _dev_reward(run: Run, config: SftConfig) -> float:
     step = run.position.sft_step
     tasks = run.parts.tasks(config.dev_split)[: config.dev_tasks]
     episodes = await run.play(
-        [(task, 0) for task in tasks], group=f"sft/step-{step}", step=step, title=f"SFT dev, step {step}",
-        sampling=sampling_of(run, "sampled"), breakable=True,
+        [(task, 0) for task in tasks],
+        group=f"sft/step-{step}",
+        step=step,
+        title=f"SFT dev, step {step}",
+        sampling=sampling_of(run, "sampled"),
+        breakable=True,
     )
     rewards = [e.reward for e in episodes if e.reward is not None]
     run.position.dropped.update(str(e.failure) for e in episodes if e.failed)
