@@ -140,6 +140,8 @@ class BwrapSandbox(ferrule.Sandbox):
         output_limit: int = ferrule.OUTPUT_LIMIT,
     ) -> ferrule.ExecResult:
         who = self._user(user)
+        if "\0" in command:
+            raise ValueError("a command holds no NUL")
         own = {"PATH": PATH, "HOME": HOMES[who], "USER": who, "LOGNAME": who, "LANG": "C.UTF-8", "TERM": "dumb"}
         own["TMPDIR"] = "/verifier/tmp" if who == "root" else "/tmp"
         full = {**own, "SHELL": tools().shell, **self.spec.env, **(env or {})}
