@@ -112,7 +112,7 @@ class LocalSandbox(ferrule.Sandbox):
         await ferrule.settle(self._closing)
 
     async def _close(self) -> None:
-        await asyncio.to_thread(_remove, self.id, self._folder)
+        await asyncio.to_thread(_remove, self.id, self._folder, ran=self._count > 0)
         self._commands.close()
         self._backend._forget(self)
 
@@ -214,10 +214,12 @@ def _kill(pid: int, variable: str, mark: str) -> None:
         os.killpg(pid, signal.SIGKILL)  # all there is where the system has no /proc
 
 
-def _remove(name: str, folder: Path) -> None:
-    """Kill what a sandbox left running and delete its folder."""
-    if not ferrule.kill_all(lambda: ferrule.marked_processes(BOX, name)):
+def _remove(name: str, folder: Path, *, ran: bool = True) -> None:
+    """Kill what a sandbox left running, where any command *ran* in it, and delete its folder."""
+    if ran and not ferrule.kill_all(lambda: ferrule.marked_processes(BOX, name)):
         log.warning("processes_left", sandbox=name, pids=ferrule.marked_processes(BOX, name))
+    if not ran:  # only files that came through write(): nothing that Python cannot walk
+        shutil.rmtree(folder, ignore_errors=True)
     # not shutil.rmtree: an agent may nest folders deeper than Python recurses
     for command in (["rm", "-rf", "--"], ["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--"]):
         if os.path.lexists(folder):
