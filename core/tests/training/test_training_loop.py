@@ -189,7 +189,7 @@ async def test_an_evaluation_that_was_broken_off_is_abandoned_not_filed(write) -
     stop = StopFlag()
 
     class Impatient(Reporter):
-        def begin(self, title, total, unit):
+        def begin(self, title, total, unit, done=0):
             if title == "eval step-3, greedy":
                 stop.request()
 

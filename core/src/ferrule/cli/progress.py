@@ -20,6 +20,7 @@ class LineReporter(Reporter):
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self._title, self._total, self._done, self._unit = "", 0, 0, ""
+        self._before = 0
         self._live: Mapping[str, float] = {}
         self._began = self._last = 0.0
 
@@ -37,8 +38,9 @@ class LineReporter(Reporter):
     def warn(self, text: str) -> None:
         self.line(f"warning: {text}")
 
-    def begin(self, title: str, total: int, unit: str) -> None:
-        self._title, self._total, self._done, self._unit, self._live = title, total, 0, unit, {}
+    def begin(self, title: str, total: int, unit: str, done: int = 0) -> None:
+        self._title, self._total, self._done, self._unit, self._live = title, total, done, unit, {}
+        self._before = done
         self._began = self._last = time.monotonic()
 
     def advance(self, count: int = 1, live: Mapping[str, float] | None = None) -> None:
@@ -47,7 +49,7 @@ class LineReporter(Reporter):
         now = time.monotonic()
         if now - self._last >= EVERY:
             self._last = now
-            rate = self._done / (now - self._began)
+            rate = (self._done - self._before) / (now - self._began)
             left = (self._total - self._done) / rate if rate else 0.0
             figures = "".join(f"  {name} {value:.3f}" for name, value in self._live.items())
             self.line(
@@ -81,11 +83,11 @@ class RichReporter(LineReporter):
     def warn(self, text: str) -> None:
         self.console.print(f"warning: {text}", markup=False, soft_wrap=True, style="yellow")
 
-    def begin(self, title: str, total: int, unit: str) -> None:
+    def begin(self, title: str, total: int, unit: str, done: int = 0) -> None:
         from rich import progress as rich
 
         self.end()
-        super().begin(title, total, unit)
+        super().begin(title, total, unit, done)
         self._progress = rich.Progress(
             rich.TextColumn("{task.description}"),
             rich.BarColumn(bar_width=20),
@@ -98,14 +100,14 @@ class RichReporter(LineReporter):
             transient=True,
             refresh_per_second=8,
         )
-        self._bar = self._progress.add_task(title, total=total, rate="", live="")
+        self._bar = self._progress.add_task(title, total=total, completed=done, rate="", live="")
         self._progress.start()
 
     def advance(self, count: int = 1, live: Mapping[str, float] | None = None) -> None:
         self._done += count
         self._live = live or self._live
         if self._progress is not None:
-            rate = self._done / max(time.monotonic() - self._began, 1e-6)
+            rate = (self._done - self._before) / max(time.monotonic() - self._began, 1e-6)
             figures = "  ".join(f"{name} {value:.3f}" for name, value in self._live.items())
             self._progress.update(self._bar, advance=count, rate=f"{rate:.1f} {self._unit}/s", live=figures)
 

@@ -23,8 +23,8 @@ class Reporter:
     def warn(self, text: str) -> None:
         """Something is likely wrong, and the run goes on."""
 
-    def begin(self, title: str, total: int, unit: str) -> None:
-        """A piece of work of *total* units begins; the one before it has ended."""
+    def begin(self, title: str, total: int, unit: str, done: int = 0) -> None:
+        """A piece of work of *total* units begins, *done* of them earlier; the one before it has ended."""
 
     def advance(self, count: int = 1, live: Mapping[str, float] | None = None) -> None:
         """*count* more units of it are done; *live* are running figures (``reward``)."""

@@ -28,8 +28,7 @@ async def run_sft(run: Run, config: SftConfig) -> None:
     ends = rounds(config) if config.target is not None else [config.min_steps]
     for number, end in enumerate(ends):
         if position.sft_step < end:
-            run.reporter.begin("SFT", end, "steps")
-            run.reporter.advance(position.sft_step)
+            run.reporter.begin("SFT", end, "steps", position.sft_step)
             try:
                 while position.sft_step < end:
                     if run.stop.requested:
