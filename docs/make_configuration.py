@@ -47,7 +47,9 @@ def default(field: attrs.Attribute) -> str:
 def table(cls: type) -> str:
     rows = ["| key | type | default |", "|---|---|---|"]
     for field in attrs.fields(cls):
-        kind = shown(field.type).replace("|", "\\|")
+        # As written: loading a configuration resolves field.type, and the page must not depend on that.
+        written = next(a[field.name] for a in map(inspect.get_annotations, cls.__mro__) if field.name in a)
+        kind = shown(written).replace("|", "\\|")
         rows.append(f"| `{field.name}` | `{kind}` | {default(field)} |")
     return "\n".join(rows)
 
