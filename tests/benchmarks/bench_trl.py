@@ -37,10 +37,11 @@ def prompts() -> list[list[int]]:
 
 async def make(folder: Path) -> None:
     """A model of about a million parameters and its tokenizer, as a Hugging Face folder."""
-    import ferrule
     from ferrule_trainer_local import LocalTrainer
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    import ferrule
 
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -51,13 +52,14 @@ async def make(folder: Path) -> None:
     await trainer.close()
 
 
-async def ours(model: Path) -> dict[str, list[float]]:
-    import ferrule
+async def ours(model: Path, seed: int) -> dict[str, list[float]]:
     import numpy as np
-    from ferrule.algorithm import build_batch, lower
-    from ferrule.config.schema import FilterConfig, PolicyConfig
     from ferrule_advantage_grpo import Grpo
     from ferrule_trainer_local import LocalTrainer
+
+    import ferrule
+    from ferrule.algorithm import build_batch, lower
+    from ferrule.config.schema import FilterConfig, PolicyConfig
 
     trainer = LocalTrainer(LocalTrainer.Config(threads=1, device="cpu", micro_batch_tokens=64 * (PROMPT + TOKENS)))
     await trainer.start(ferrule.RunInfo("bench", model.parent / "ours", 0, ferrule.ModelSpec(str(model))))
@@ -66,7 +68,7 @@ async def ours(model: Path) -> dict[str, list[float]]:
     optim = ferrule.OptimParams(lr=LR, betas=(0.9, 0.999))
 
     async def play(step: int, task: int, attempt: int, prompt: list[int]) -> ferrule.Episode:
-        async with sampler.open(f"{task}#{attempt}", seed=ferrule.derive_seed(0, step, task, attempt)) as session:
+        async with sampler.open(f"{task}#{attempt}", seed=ferrule.derive_seed(seed, step, task, attempt)) as session:
             sample = await session.sample(np.array(prompt, np.int32), params)
         n, m = len(prompt), len(sample.ids)
         segment = ferrule.Segment(
@@ -94,7 +96,7 @@ async def ours(model: Path) -> dict[str, list[float]]:
     return out
 
 
-def theirs(model: Path) -> dict[str, list[float]]:
+def theirs(model: Path, seed: int) -> dict[str, list[float]]:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -121,7 +123,7 @@ def theirs(model: Path) -> dict[str, list[float]]:
     config = GRPOConfig(
         output_dir=str(model.parent / "theirs"), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
         per_device_train_batch_size=PROMPTS * GROUP, num_generations=GROUP, max_completion_length=TOKENS, max_steps=STEPS,
-        learning_rate=LR, lr_scheduler_type="constant", beta=0.0, temperature=1.0, top_k=0, max_grad_norm=1.0, seed=0, loss_type="dapo",
+        learning_rate=LR, lr_scheduler_type="constant", beta=0.0, temperature=1.0, top_k=0, max_grad_norm=1.0, seed=seed, loss_type="dapo",
         generation_kwargs={"min_new_tokens": TOKENS}, save_strategy="no", logging_strategy="no", disable_tqdm=True,
         shuffle_dataset=False,
     )
@@ -134,9 +136,9 @@ def theirs(model: Path) -> dict[str, list[float]]:
     return out
 
 
-def run(side: str, folder: Path) -> dict[str, list[float]]:
+def run(side: str, folder: Path, seed: int = 0) -> dict[str, list[float]]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
+    command = [sys.executable, __file__, "--side", side, "--folder", str(folder), "--seed", str(seed)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -149,6 +151,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--side", choices=["make", "ours", "trl"])
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.side == "make":
         asyncio.run(make(args.folder))
@@ -156,24 +159,25 @@ def main() -> None:
         return
     if args.side:
         model = args.folder / "model"
-        print(json.dumps(asyncio.run(ours(model)) if args.side == "ours" else theirs(model)))
+        print(json.dumps(asyncio.run(ours(model, args.seed)) if args.side == "ours" else theirs(model, args.seed)))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run("make", folder)
         sides: dict[str, list[dict[str, list[float]]]] = {"ours": [], "trl": []}
-        for _ in range(args.repeats):
+        for seed in range(args.repeats):
             for side, results in sides.items():
-                results.append(run(side, folder))
+                results.append(run(side, folder, seed))
     medians = {s: statistics.median(c for r in rs for c in r["cpu"][1:]) for s, rs in sides.items()}
-    rewards = {s: [statistics.mean(r["reward"][i] for r in rs) for i in (0, -1)] for s, rs in sides.items()}
+    rewards = {s: [[r["reward"][i] for r in rs] for i in (0, -1)] for s, rs in sides.items()}
     ratio = medians["ours"] / medians["trl"]
     if args.json:
         print(json.dumps({"cpu_seconds_per_step": medians, "ratio": ratio, "reward_first_last": rewards}))
         return
     print(f"CPU seconds a step, median: ours {medians['ours']:.3f}, TRL {medians['trl']:.3f}, ratio {ratio:.2f}")
     for side, (first, last) in rewards.items():
-        print(f"reward of {side}: {first:.3f} at step 1, {last:.3f} at step {STEPS}")
+        band = f"{min(last):.3f} to {max(last):.3f}"
+        print(f"reward of {side}: {statistics.mean(first):.3f} at step 1, {statistics.mean(last):.3f} ({band}) at step {STEPS}")
 
 
 if __name__ == "__main__":

@@ -94,17 +94,13 @@ class LocalTrainer(ferrule.Trainer, name="local"):
             raise ferrule.TrainerError("the local trainer is not started")
         return self._work
 
-    @property
-    def vocab_size(self) -> int:
-        """How many token ids the model has."""
-        return self.work.vocab
-
     async def start(self, run: ferrule.RunInfo) -> None:
         from .trainer import Work
 
         if self._work is not None:
             raise ferrule.TrainerError("the local trainer is started already")
         self._work = await Work.start(self.config, run)
+        self.vocab_size = self._work.vocab
 
     async def close(self) -> None:
         work, self._work = self._work, None

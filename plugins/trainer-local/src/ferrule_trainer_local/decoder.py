@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,21 +39,32 @@ class Decoder(abc.ABC):
     @abc.abstractmethod
     def __call__(
         self, ids: Tensor, positions: Tensor, kv: Tensor, start: int, end: int, bias: Tensor | None, head: bool = True
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Feed *ids*, int64[B, k], at logical *positions*, int64[B, k], writing at the physical positions from *end*.
 
         *kv* [layers, 2, B, kv heads, T, head size]; attention sees physical positions from *start*; *bias* float[B, ≥ end + k] is
-        added to the scores. Returns float32[B, vocab], the logits of the last position, or None without *head*.
+        added to the scores. Returns float32[B, vocab], the logits of the last position; without *head*, float32[0].
         """
 
 
-def attention_bias(bias: Tensor | None, start: int, end: int, k: int, like: Tensor) -> Tensor | None:
+def attention_bias(bias: Tensor | None, start: int, end: int, k: int, like: Tensor) -> Tensor:
     """The additive mask [B or 1, 1, k, end + k - start] of k new tokens over what came before and each other."""
-    if k == 1:
-        return None if bias is None else bias[:, None, None, start : end + 1]
     n = end + k - start
     causal = torch.full((k, n), HIDDEN, dtype=like.dtype, device=like.device).triu(n - k + 1)[None, None]
     return causal if bias is None else causal + bias[:, None, None, start : end + k]
+
+
+@attrs.frozen(eq=False)
+class Layer:
+    """One layer's fused weights. ``norms`` are the gains of queries and keys, per head, where the model normalises them."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    norms: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    gate_up: Tensor
+    down: Tensor
 
 
 class FastDecoder(Decoder):
@@ -73,7 +85,7 @@ class FastDecoder(Decoder):
         )
         half = self.size // 2
         self.turn = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())[:, None]
-        self.layers: list[dict[str, Tensor | None]] = []
+        self.layers: list[Layer] = []
 
     @staticmethod
     def suits(model: Any) -> bool:
@@ -84,35 +96,38 @@ class FastDecoder(Decoder):
         return config.model_type in FAST and rope in ("default", "linear", "llama3", "yarn") and not sliding
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        def get(name: str) -> Tensor | None:
-            return weights[name].detach().float() if name in weights else None
+        def get(name: str) -> Tensor:
+            return weights[name].detach().float()
 
         def interleave(x: Tensor) -> Tensor:
             shape = x.shape
             return x.view(-1, 2, self.size // 2, *shape[1:]).transpose(1, 2).reshape(shape)
 
-        layers = []
+        def own(x: Tensor) -> Tensor:
+            return x.to(self.dtype, copy=True).contiguous()
+
+        self.layers = []
         for i in range(self.shape[0]):
-            at = f"model.layers.{i}."
-            q, k, v = (get(f"{at}self_attn.{n}_proj.weight") for n in "qkv")
-            biases = [get(f"{at}self_attn.{n}_proj.bias") for n in "qkv"]
-            gain, gain2 = get(f"{at}input_layernorm.weight"), get(f"{at}post_attention_layernorm.weight")
-            gate_up = torch.cat([get(f"{at}mlp.gate_proj.weight"), get(f"{at}mlp.up_proj.weight")])
-            norms = [get(f"{at}self_attn.{n}_norm.weight") for n in "qk"]
-            layer = {
-                "qkv": torch.cat([interleave(q), interleave(k), v]) * gain,
-                "bias": None if biases[0] is None else torch.cat([interleave(biases[0]), interleave(biases[1]), biases[2]]),
-                "norms": None if norms[0] is None else torch.cat([
-                    interleave(norms[0]).expand(self.heads, -1), interleave(norms[1]).expand(self.shape[1], -1)
-                ]),
-                "o": get(f"{at}self_attn.o_proj.weight"), "o_bias": get(f"{at}self_attn.o_proj.bias"),
-                "gate_up": gate_up * gain2, "down": get(f"{at}mlp.down_proj.weight"),
-            }
-            layers.append({n: None if w is None else w.to(self.dtype, copy=True).contiguous() for n, w in layer.items()})
-        self.layers = layers
-        self.embed = get("model.embed_tokens.weight").to(self.dtype, copy=True)
-        head = self.embed.float() if self.tied else get("lm_head.weight")
-        self.head = (head * get("model.norm.weight")).to(self.dtype)
+            attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+            q, k, v = (get(f"{attention}{n}_proj.weight") for n in "qkv")
+            qkv = torch.cat([interleave(q), interleave(k), v]) * get(f"model.layers.{i}.input_layernorm.weight")
+            bias = norms = None
+            if f"{attention}q_proj.bias" in weights:
+                q, k, v = (get(f"{attention}{n}_proj.bias") for n in "qkv")
+                bias = own(torch.cat([interleave(q), interleave(k), v]))
+            if f"{attention}q_norm.weight" in weights:
+                q, k = (interleave(get(f"{attention}{n}_norm.weight")) for n in "qk")
+                norms = own(torch.cat([q.expand(self.heads, -1), k.expand(self.shape[1], -1)]))
+            o_bias = f"{attention}o_proj.bias"
+            gate_up = torch.cat([get(f"{mlp}gate_proj.weight"), get(f"{mlp}up_proj.weight")])
+            gate_up = gate_up * get(f"model.layers.{i}.post_attention_layernorm.weight")
+            self.layers.append(Layer(
+                own(qkv), bias, norms, own(get(f"{attention}o_proj.weight")),
+                own(get(o_bias)) if o_bias in weights else None, own(gate_up), own(get(f"{mlp}down_proj.weight")),
+            ))
+        self.embed = own(get("model.embed_tokens.weight"))
+        head = get("model.embed_tokens.weight" if self.tied else "lm_head.weight")
+        self.head = own(head * get("model.norm.weight"))
 
     def _normed(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
@@ -121,38 +136,49 @@ class FastDecoder(Decoder):
 
     def __call__(
         self, ids: Tensor, positions: Tensor, kv: Tensor, start: int, end: int, bias: Tensor | None, head: bool = True
-    ) -> Tensor | None:
+    ) -> Tensor:
         rows, k = ids.shape
         kv_heads, size, heads = self.shape[1], self.size, self.heads
         turn = self.turn[positions]
         group = heads // kv_heads
         x = F.embedding(ids, self.embed)
-        mask = attention_bias(bias, start, end, k, x)
         causal = k > 1 and bias is None and start == end
-        if group > 1 and k > 1 and not causal:
-            mask = mask.repeat(1, 1, group, 1)
+        mask = None
+        if k > 1 and not causal:
+            mask = attention_bias(bias, start, end, k, x).repeat(1, 1, group, 1)
+        elif k == 1 and bias is not None:
+            mask = bias[:, None, start : end + 1].expand(-1, kv_heads, -1).reshape(rows * kv_heads, 1, -1)
         rotated = (heads + kv_heads) * size
         for i, w in enumerate(self.layers):
-            qkv = F.linear(self._normed(x), w["qkv"], w["bias"])
+            qkv = F.linear(self._normed(x), w.qkv, w.qkv_bias)
             qk = qkv[..., :rotated].view(rows, k, heads + kv_heads, size)
-            if w["norms"] is not None:
-                qk = self._normed(qk) * w["norms"]
-            qk = torch.view_as_complex(qk.float().unflatten(-1, (-1, 2))) * turn
+            if w.norms is not None:
+                qk = self._normed(qk) * w.norms
+            qk = torch.view_as_complex(qk.float().view(rows, k, heads + kv_heads, size // 2, 2)) * turn
             qk = torch.view_as_real(qk).flatten(-2).to(self.dtype).transpose(1, 2)
             kv[i, 0, :, :, end : end + k] = qk[:, heads:]
             kv[i, 1, :, :, end : end + k] = qkv[..., rotated:].view(rows, k, kv_heads, size).transpose(1, 2)
             keys, values = kv[i, 0, :, :, start : end + k], kv[i, 1, :, :, start : end + k]
             q = qk[:, :heads]
-            if causal:
+            if k == 1:
+                # On a CPU two plain products beat the fused kernel, which is made for many queries.
+                q = q.reshape(rows * kv_heads, group, size)
+                keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+                if mask is None:
+                    scores = torch.bmm(q, keys.transpose(1, 2)).mul_(size**-0.5)
+                else:
+                    scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=size**-0.5)
+                out = torch.bmm(torch.softmax(scores, -1), values).view(rows, heads, 1, size)
+            elif causal:
                 out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=group > 1)
             else:
                 out = F.scaled_dot_product_attention(
                     q.reshape(rows, kv_heads, group * k, size), keys, values, attn_mask=mask
                 ).view(rows, heads, k, size)
-            x = x + F.linear(out.transpose(1, 2).reshape(rows, k, heads * size), w["o"], w["o_bias"])
-            gate, up = F.linear(self._normed(x), w["gate_up"]).chunk(2, -1)
-            x = x + F.linear(self.act(gate).mul_(up), w["down"])
-        return F.linear(self._normed(x[:, -1]), self.head).float() if head else None
+            x = x + F.linear(out.transpose(1, 2).reshape(rows, k, heads * size), w.o, w.o_bias)
+            gate, up = F.linear(self._normed(x), w.gate_up).chunk(2, -1)
+            x = x + F.linear(self.act(gate).mul_(up), w.down)
+        return F.linear(self._normed(x[:, -1]), self.head).float() if head else torch.empty(0)
 
 
 class _Window(Cache):
@@ -177,7 +203,7 @@ class _Window(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.end - self.start + query_length, 0
 
-    def get_max_length(self, layer_idx: int = 0) -> int:
+    def get_max_length(self, layer_idx: int | None = 0) -> int:
         return -1
 
     @property
@@ -210,7 +236,7 @@ class ModelDecoder(Decoder):
 
     def __call__(
         self, ids: Tensor, positions: Tensor, kv: Tensor, start: int, end: int, bias: Tensor | None, head: bool = True
-    ) -> Tensor | None:
+    ) -> Tensor:
         stop = end + ids.shape[1]
         mask = torch.ones(len(ids), stop - start, dtype=torch.long, device=ids.device)
         if bias is not None:
@@ -219,4 +245,5 @@ class ModelDecoder(Decoder):
         out = self.model(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **cache, **self._keep
         )
-        return out.logits[:, -1].float() if head else None
+        logits: Tensor = out.logits
+        return logits[:, -1].float() if head else torch.empty(0)

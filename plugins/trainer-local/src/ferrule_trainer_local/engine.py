@@ -1,28 +1,26 @@
 """The thread that decodes: all sessions' requests together, step by step, across turns.
 
-Everything here runs in one thread but for :meth:`Engine.post` and :meth:`Engine.close`. A session's known context is
-``ids[:n]``, of which the first ``cached`` are in the cache; what lies between is still to be fed, be it a prompt, a tool's answer or the
-token sampled last. So a request that extends the last one only adds to ``n``, and one that does not lowers ``cached`` first.
+Everything here runs in one thread but for :meth:`Engine.post` and :meth:`Engine.close`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import structlog
 import torch
 
-from ferrule import EpisodeFailed, Failure, Sample, SamplingParams
+from ferrule import EpisodeFailed, Failure, Sample
 
 from .cache import KVBatch
 from .decoder import Decoder
-from .draw import Draw, Uniforms
+from .draw import Draw
+from .state import Request, State
 
 log = structlog.get_logger(__name__)
 WINDOW = 256
@@ -31,62 +29,6 @@ ALONE = 96
 """A row with more tokens to feed than this is brought up to the others by itself, not one token per step."""
 CHUNK = 1024
 """The most tokens of a row fed at once."""
-
-
-class Request:
-    """One completion under way; ``prompt`` int32[T]."""
-
-    def __init__(self, prompt: np.ndarray, params: SamplingParams, number: int, future: asyncio.Future[Sample]) -> None:
-        self.prompt, self.params, self.number, self.future = prompt, params, number, future
-        self.loop = future.get_loop()
-        self.logprobs = np.empty(0, np.float32)
-        self.versions = np.empty(0, np.int32)
-        self.uniforms: Uniforms | None = None
-        self.cancelled = False
-
-    @property
-    def sampled(self) -> int:
-        return len(self.logprobs)
-
-
-class State:
-    """A session as the engine sees it. ``row`` is its row in the batch, or ``parked`` what was taken out of it.
-
-    Keys are ``<episode>:<role>``. Roles of one episode mostly wait for one another, so while one of them waits for a token the others
-    need not.
-    """
-
-    def __init__(self, key: str, seed: int, serial: int) -> None:
-        self.key, self.seed, self.serial = key, seed, serial
-        self.episode = key.rpartition(":")[0] or key
-        self.ids = np.empty(0, np.int32)
-        self.n = self.cached = 0
-        self.row: int | None = None
-        self.parked: torch.Tensor | None = None
-        self.request: Request | None = None
-        self.idle_since = time.monotonic()
-        self.overdue = False
-
-    @property
-    def pending(self) -> int:
-        return self.n - self.cached
-
-    @property
-    def order(self) -> tuple[str, int]:
-        return self.key, self.serial
-
-    def extend(self, ids: np.ndarray) -> None:
-        need = self.n + len(ids)
-        if need > len(self.ids):
-            grown = np.empty(max(256, need * 3 // 2), np.int32)
-            grown[: self.n] = self.ids[: self.n]
-            self.ids = grown
-        self.ids[self.n : need] = ids
-        self.n = need
-
-    def forget(self) -> None:
-        self.row = self.parked = None
-        self.cached = 0
 
 
 class Engine:
@@ -203,7 +145,6 @@ class Engine:
         self.counters["cropped"] += state.cached - keep
         state.cached, state.n = keep, 0
         state.extend(request.prompt)
-        request.uniforms = Uniforms(state.seed, request.number)
         state.request, state.overdue = request, False
 
     def _ready(self) -> tuple[bool, float | None]:
@@ -225,6 +166,12 @@ class Engine:
 
     def _finish(self, state: State) -> None:
         state.request, state.idle_since = None, time.monotonic()
+
+    def _park(self, state: State) -> None:
+        """Take a session's row out of the batch, to come back."""
+        if state.row is not None:
+            state.parked = self._batch.piece(state.row).clone()
+        self._leave(state)
 
     def _leave(self, state: State) -> None:
         """Take a session's row out of the batch."""
@@ -285,15 +232,13 @@ class Engine:
             asking.sort(key=lambda s: s.order)
         chosen = set(asking)
         for state in sorted((s for s in self._rows if s not in chosen), key=lambda s: s.order):
-            state.parked = self._batch.piece(state.row).clone()
-            self._leave(state)
+            self._park(state)
         fresh: dict[bytes, list[State]] = {}
         for state in asking:
             if state.row is not None:
                 self._batch.crop(state.row, state.cached)
                 if state.pending > ALONE:
-                    state.parked = self._batch.piece(state.row).clone()
-                    self._leave(state)
+                    self._park(state)
             if state.row is None and state.parked is None and state.pending > 1:
                 fresh.setdefault(state.ids[: state.n].tobytes(), []).append(state)
         pieces = self._prefill(fresh)
@@ -304,7 +249,7 @@ class Engine:
                 piece = pieces[state]
                 state.cached = piece.shape[3]
             elif state.parked is not None:
-                piece = self._catch_up(state)
+                piece = self._catch_up(state, state.parked)
             else:
                 piece = self._batch.store.new_zeros(*self._batch.store.shape[:2], self.decoder.shape[1], 0, self.decoder.shape[2])
             state.row, state.parked = self._batch.append(piece), None
@@ -331,9 +276,9 @@ class Engine:
                 self.counters["prefill_tokens"] += piece.shape[3]
         return pieces
 
-    def _catch_up(self, state: State) -> torch.Tensor:
-        """The parked keys and values of *state*, cropped, and with a long answer of a tool already fed."""
-        piece = state.parked[:, :, :, : state.cached]
+    def _catch_up(self, state: State, parked: torch.Tensor) -> torch.Tensor:
+        """*parked*, the keys and values of *state*, cropped, and with a long answer of a tool already fed."""
+        piece = parked[:, :, :, : state.cached]
         if state.pending <= ALONE:
             return piece
         kv = KVBatch(self.decoder.shape, self.decoder.dtype, self.decoder.device)
@@ -373,7 +318,7 @@ class Engine:
         device = self.decoder.device
         pending = np.array([s.pending for s in rows])
         chunk = min(int(pending.min()), CHUNK)
-        left = np.array([s.request.params.max_tokens - s.request.sampled for s in rows])
+        left = np.array([s.asked.params.max_tokens - s.asked.sampled for s in rows])
         width = min(int((pending - 1 + left).min()), chunk + WINDOW)
         forced = np.zeros((len(rows), width + 1), np.int64)
         uniforms = np.zeros((len(rows), width))
@@ -382,8 +327,8 @@ class Engine:
             forced[row, :known] = state.ids[state.cached : state.cached + known]
             first = int(pending[row]) - 1
             if first < width:
-                uniforms[row, first:] = state.request.uniforms.take(state.request.sampled, width - first)
-        draw = Draw([s.request.params for s in rows], self.decoder.vocab, device)
+                uniforms[row, first:] = state.asked.uniforms.take(state.asked.sampled, width - first)
+        draw = Draw([s.asked.params for s in rows], self.decoder.vocab, device)
         batch.reserve(len(rows), width)
         bias, kv, start = batch.bias(width), batch.view(), batch.start
         tokens, numbers = torch.from_numpy(forced).to(device), torch.from_numpy(uniforms).T.contiguous().to(device)
@@ -413,7 +358,7 @@ class Engine:
         """Write what *fed* steps gave into sessions and requests, and answer those that are complete."""
         done: list[tuple[Request, Sample | EpisodeFailed]] = []
         for row, state in enumerate(self._rows):
-            request, first = state.request, int(pending[row])
+            request, first = state.asked, int(pending[row])
             state.cached += fed
             self.counters["forced_tokens"] += min(fed, first) - (request.sampled > 0)
             if fed >= first:
@@ -425,7 +370,7 @@ class Engine:
                 self.counters["sampled_tokens"] += len(new)
             if ends[row] or request.sampled >= request.params.max_tokens:
                 out = state.ids[len(request.prompt) : state.n].copy()
-                reason = "stop" if ends[row] else "length"
+                reason: Literal["stop", "length"] = "stop" if ends[row] else "length"
                 done.append((request, Sample(out, request.logprobs, request.versions, reason)))
                 self._finish(state)
         if done:

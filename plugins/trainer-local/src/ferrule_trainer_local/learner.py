@@ -24,9 +24,11 @@ class Learner:
 
     *split*: the model's logits are its head applied to its body's hidden states, so that the head may be applied to some
     positions only. *tokens* bounds a micro-batch, padding included; *autocast* is the dtype to compute in, or None.
+    *dropout* is on only while a gradient is taken.
     """
 
-    def __init__(self, model: Any, *, split: bool, vocab: int, tokens: int, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: Any, *, split: bool, vocab: int, tokens: int, autocast: torch.dtype | None, dropout: bool = False) -> None:
+        self.dropout = dropout
         self.model, self.split, self.vocab, self.tokens, self.autocast = model, split, vocab, tokens, autocast
         self.device: torch.device = model.device
         self.head = model.get_output_embeddings()
@@ -76,6 +78,7 @@ class Learner:
 
     def _run(self, batch: list[int], rows: Sequence[Row], out: list[NDArray[np.float32]], objective: Objective | None) -> float:
         """Log-probabilities of one micro-batch into *out*; with an *objective*, its backward pass, and its loss."""
+        self.model.train(self.dropout and objective is not None)
         lens = np.array([len(rows[i]) for i in batch])
         width = int(lens.max())
         ids = np.zeros((len(batch), width), np.int64)
@@ -109,8 +112,10 @@ class Learner:
         """Hidden states (or logits, where the head cannot be taken apart), [rows · width, ·]."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             if self.split:
-                return self.model.model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)
-            return self.model(input_ids=ids, use_cache=False).logits.flatten(0, 1)
+                states: Tensor = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+            else:
+                states = self.model(input_ids=ids, use_cache=False).logits
+            return states.flatten(0, 1)
 
     def _token_logp(self, states: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
@@ -136,7 +141,8 @@ class Learner:
         terms: list[NDArray[np.float32]], objective: Objective,
     ) -> float:
         """First through the head, part by part, then once through the body."""
-        policy, loss, slopes = POLICIES[objective.policy], 0.0, []
+        policy, loss = POLICIES[objective.policy], 0.0
+        slopes: list[Tensor] = []
         taken = states[self._tensor(source[which])]
         at = 0
         for part in self._parts(which):
@@ -146,9 +152,10 @@ class Learner:
             weight, advantage, old, ce = (self._tensor(term[part]) for term in terms)
             old = torch.where(weight != 0, old, logp.detach())  # where the policy has no weight, its ratio must not overflow
             value = (weight * policy(logp, old, advantage, objective.options) - ce * logp).sum()
-            value.backward()
-            slopes.append(leaf.grad)
+            torch.autograd.backward(value)
+            if leaf.grad is not None:
+                slopes.append(leaf.grad)
             loss += float(value.detach())
             out[part] = logp.detach().cpu().numpy()
-        taken.backward(slopes[0] if len(slopes) == 1 else torch.cat(slopes))
+        torch.autograd.backward(taken, slopes[0] if len(slopes) == 1 else torch.cat(slopes))
         return loss

@@ -67,7 +67,7 @@ def _tiny(tiny: Tiny, tokenizer_path: str, seed: int) -> Any:
         num_attention_heads=tiny.heads, num_key_value_heads=tiny.kv_heads or tiny.heads,
         intermediate_size=tiny.intermediate_size, max_position_embeddings=tiny.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": tiny.rope_theta}, tie_word_embeddings=tiny.tied,
-        rms_norm_eps=1e-6, attn_implementation="sdpa", bos_token_id=tokenizer.bos_token_id,
+        rms_norm_eps=1e-6, bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
@@ -88,9 +88,9 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     except ImportError as error:
         raise TrainerError("[trainer.lora] needs peft: pip install 'ferrule-trainer-local[lora]'") from error
     target: Any = list(lora.target_modules) if lora.target_modules else "all-linear"
+    alpha: Any = lora.alpha  # declared whole by peft, which only divides it
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=target, bias="none",
-        task_type="CAUSAL_LM",
+        r=lora.rank, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=target, bias="none", task_type="CAUSAL_LM"
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora"))
@@ -201,6 +201,6 @@ def export(model: Any, folder: Path, tokenizer: str | None) -> None:
     if getattr(model, "generation_config", None) is not None:
         plain.generation_config = model.generation_config
     plain.save_pretrained(folder)
-    for name in TOKENIZER if tokenizer else ():
-        if (file := Path(tokenizer) / name).is_file():
+    for name in TOKENIZER:
+        if tokenizer is not None and (file := Path(tokenizer) / name).is_file():
             shutil.copyfile(file, folder / name)

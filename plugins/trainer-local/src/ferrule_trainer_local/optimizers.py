@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ class Optimizer:
         if self.muon is not None:
             for group in self.muon.param_groups:
                 group.update(lr=optim.lr, weight_decay=optim.weight_decay)
-            self.muon.step()
+            step: Callable[[], object] = self.muon.step
+            step()
         if self.adamw is not None:
             lr = optim.adamw_lr if self.kind == "muon" else optim.lr
             for group in self.adamw.param_groups:

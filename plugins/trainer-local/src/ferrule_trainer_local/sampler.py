@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from ferrule import EpisodeFailed, Failure, Sample, Sampler, SamplerSession, SamplingParams, TrainerError
 
-from .engine import Engine, Request, State
+from .draw import Uniforms
+from .engine import Engine
+from .state import Request, State
 
 TURNS = 3
 """Turns of the event loop after which the engine hears of a request or of a session's end. Openings it hears of at once. So whoever
@@ -34,7 +36,8 @@ class LocalSession(SamplerSession):
         if self._busy:
             raise TrainerError(f"session {self._state.key!r} was asked for a sample while another is under way")
         loop = asyncio.get_running_loop()
-        request = Request(prompt, params, self._requests, loop.create_future())
+        uniforms = Uniforms(self._state.seed, self._requests)
+        request = Request(prompt, params, uniforms, loop.create_future())
         self._requests += 1
         self._busy = True
         self._sampler.later(loop, ("ask", self._state, request))

@@ -68,10 +68,10 @@ class Work:
         self.decoder = models.decoder_for(self.model, length, self.dtype)
         if config.lora is not None:
             self.model = models.add_lora(self.model, config.lora, run.seed)
-        self.model.train(config.lora is not None and config.lora.dropout > 0)
         self.learner = Learner(
             self.model, split=split, vocab=self.vocab, tokens=config.micro_batch_tokens,
             autocast=None if self.dtype == torch.float32 else self.dtype,
+            dropout=config.lora is not None and config.lora.dropout > 0,
         )
         engine = Engine(
             self.decoder, lockstep=config.schedule == "lockstep", patience=config.patience, max_batch=config.max_batch,
@@ -109,7 +109,7 @@ class Work:
     def optim_step(self, optim: OptimParams) -> dict[str, float]:
         parameters = models.trainable(self.model)
         given = [p for p in parameters.values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in given])) if given else 0.0
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in given if p.grad is not None])) if given else 0.0
         if not math.isfinite(norm):
             self.clear_gradient()
             raise TrainerError(f"the gradient's norm is {norm}: the step was not taken")
