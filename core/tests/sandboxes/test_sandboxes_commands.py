@@ -142,3 +142,7 @@ def test_a_pid_that_was_used_again_is_not_the_owner(tmp_path, monkeypatch) -> No
     path = register.folder / "mine.json"
     path.write_text(path.read_text().replace(f'"start": {entry.start}', f'"start": {entry.start - 1}'))
     assert [entry.name for entry in register.left_behind()] == ["mine"]
+
+
+def test_kill_all_spares_the_first_process_and_itself_whatever_the_rule_says() -> None:
+    assert kill_all(lambda: {-1, 0, 1, os.getpid()})

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -71,6 +72,8 @@ async def test_a_command_sees_its_files_its_environment_and_its_folder(backend: 
         assert (await box.exec("cat")).exit_code == 0, "standard input is empty"
         assert (await box.exec("kill -TERM $$")).exit_code == 143
         assert (await box.exec("no-such-program")).exit_code == 127
+        with pytest.raises(ValueError, match="NUL"):
+            await box.exec("echo \0")
         with pytest.raises(ValueError, match="A=B"):
             await box.exec("true", env={"A=B": ""})
         with pytest.raises(ferrule.SandboxError, match="no user 'bob'"):
@@ -139,6 +142,23 @@ async def test_a_timeout_spares_other_commands_and_what_they_left(backend: Bwrap
         assert [n for n in ("311", "312", "313", "314") if f"sleep {n}" in listed] == ["311", "312"]
 
 
+async def test_a_folder_of_the_host_can_be_shown_read_only(tmp_path: Path) -> None:
+    shown = Path(tempfile.mkdtemp(dir="/opt" if os.access("/opt", os.W_OK) else None))
+    shown.chmod(0o755)
+    (shown / "tool").write_text("#!/bin/sh\necho tool\n")
+    (shown / "tool").chmod(0o755)
+    backend = BwrapSandboxes(BwrapSandboxes.Config(bind=(str(shown),)))
+    try:
+        async with await backend.create(ferrule.SandboxSpec()) as box:
+            for user in ("agent", "root"):
+                result = await box.exec(f"{shown}/tool; echo x > {shown}/tool; touch {shown}/y", user=user)
+                assert (result.stdout, result.exit_code) == ("tool\n", 1)
+        with pytest.raises(ferrule.SandboxError, match="absolute path of a folder"):
+            await BwrapSandboxes(BwrapSandboxes.Config(bind=("/",))).create(ferrule.SandboxSpec())
+    finally:
+        shutil.rmtree(shown)
+
+
 async def test_a_daemon_answers_later_commands_and_is_gone_after_closing(backend: BwrapSandboxes) -> None:
     box = await backend.create(ferrule.SandboxSpec())
     assert left_of(box) != []
@@ -178,6 +198,24 @@ async def test_cancelling_a_command_kills_it(backend: BwrapSandboxes) -> None:
             await task
         assert "sleep" not in (await box.exec(LIST)).stdout
         assert (await box.exec("echo alive")).stdout == "alive\n"
+
+
+async def test_a_cancel_at_any_moment_kills_the_command_and_only_that(backend: BwrapSandboxes) -> None:
+    outside = subprocess.Popen(["sleep", "300"])
+    async with await backend.create(ferrule.SandboxSpec()) as box:
+        for turns in [0, 0, 1, 1, 2, 2, 3, 5, 8, 50]:
+            task = asyncio.create_task(box.exec("(setsid sleep 323 &); sleep 324"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if turns > 5:
+                await asyncio.sleep(turns / 1000)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert "sleep" not in (await box.exec(LIST)).stdout
+    assert outside.poll() is None
+    outside.kill()
+    outside.wait()
 
 
 async def test_a_command_longer_than_a_command_line_runs(backend: BwrapSandboxes) -> None:

@@ -203,10 +203,10 @@ async def exited(process: subprocess.Popen[bytes]) -> None:
             await asyncio.sleep(0.01)
         return
     loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    loop.add_reader(fd, lambda: over.done() or over.set_result(None))
+    over = asyncio.Event()
+    loop.add_reader(fd, over.set)
     try:
-        await over
+        await over.wait()
     finally:
         loop.remove_reader(fd)
         os.close(fd)

@@ -36,10 +36,9 @@ class BoundedOutput:
         tail = self._tail[-self._tail_limit :] if self._tail_limit else bytearray()
         if not self.dropped:
             return (self._head + tail).decode("utf-8", "replace")
-        head, tail = _whole_end(bytes(self._head)), _whole_start(bytes(tail))
-        dropped = self.total - len(head) - len(tail)
-        note = f"\n[... {dropped} bytes dropped ...]\n"
-        return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
+        first, last = _whole_end(bytes(self._head)), _whole_start(bytes(tail))
+        note = f"\n[... {self.total - len(first) - len(last)} bytes dropped ...]\n"
+        return first.decode("utf-8", "replace") + note + last.decode("utf-8", "replace")
 
 
 def _whole_end(data: bytes) -> bytes:

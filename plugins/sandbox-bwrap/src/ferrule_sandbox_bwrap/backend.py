@@ -36,7 +36,7 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
         """Sizes in megabytes (2**20 bytes); 0 is no limit, except for ``read_mb``.
 
         folder     where the sandboxes' folders are made; the system's folder for temporary files where absent
-        bind       absolute paths of the host that every sandbox sees, read-only (say ``/opt/conda``)
+        bind       folders of the host that every sandbox's commands see, read-only, under their own absolute paths (say ``/opt/conda``)
         memory_mb  memory of a sandbox whose task asks for none; ``pids`` its processes
         file_mb    size of one file that a command writes
         read_mb    size of a file beyond which ``read`` refuses
@@ -109,8 +109,8 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
             if not key or "=" in key:
                 raise ferrule.SandboxError(f"not the name of an environment variable: {key!r}")
         for bound in self.config.bind:
-            if not bound.startswith("/") or bound.strip("/") == "" or not os.path.exists(bound):
-                raise ferrule.SandboxError(f"sandbox.bind: {bound!r} is not an absolute path of something that exists")
+            if not bound.startswith("/") or bound.strip("/") == "" or not os.path.isdir(bound):
+                raise ferrule.SandboxError(f"sandbox.bind: {bound!r} is not the absolute path of a folder")
 
     @staticmethod
     def _hint(base: Path) -> str:

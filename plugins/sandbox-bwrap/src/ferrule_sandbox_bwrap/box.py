@@ -86,23 +86,23 @@ class BwrapSandbox(ferrule.Sandbox):
         for view, paths in (
             (self._agent_files, ["/tmp", "/home/agent", self.spec.workdir]), (self._root_files, ["/verifier/tmp"])
         ):
-            for path in paths:
-                view.make_folder(path)
+            for inner in paths:
+                view.make_folder(inner)
         (self._agent_root / "tmp").chmod(0o1777)
         if self.uid is not None:
             shared = [self._agent_root / top for top in self._shared if top != "home"]
             for path in (self.folder, self._own_root, *shared):
                 os.chown(path, self.uid, self.uid)
-        for path, data in self.spec.files.items():
-            self._agent_files.write(self._path(path), data)
+        for name, data in self.spec.files.items():
+            self._agent_files.write(self._path(name), data)
 
     def _new_space(self, user: str) -> Space:
         config, spec = self._backend.config, self.spec
         own = self._agent_root if user == "agent" else self._own_root
         binds = ["--ro-bind" if user == "agent" else "--bind", str(own), "/"]
-        binds += system_binds(self._etc, config.bind, spec.network)
         for top in self._shared:
             binds += ["--bind", str(self._agent_root / top), f"/{top}"]
+        binds += system_binds(self._etc, config.bind, spec.network)
         enter, prefix = self._backend.limit(self, user)
         return Space(
             self.id, user, binds, outer=self.uid, groups=enter, limits=prefix, network=spec.network,
@@ -157,7 +157,7 @@ class BwrapSandbox(ferrule.Sandbox):
         try:
             result = await self._commands.follow(start, timeout=timeout, output_limit=output_limit, keep_open=True)
         except ferrule.SandboxError:
-            if self._closed or who == "root":
+            if self._closed or who == "root" or space.alive:
                 raise
             result = ferrule.ExecResult("", "", 137)
         finally:

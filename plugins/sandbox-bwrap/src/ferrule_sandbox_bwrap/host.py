@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
@@ -76,6 +77,15 @@ def tools() -> Tools:
     return Tools(**{k: str(v) for k, v in found.items()}, shell=shell, disable_userns="--disable-userns" in about.stdout + about.stderr)
 
 
+def _uids() -> set[int]:
+    """The uids of all live processes. Whoever has a sandbox's uid dies with it: where the range is not private, this must be asked."""
+    found = set()
+    for pid in ferrule.process_table():
+        with contextlib.suppress(OSError):
+            found.add(os.stat(f"/proc/{pid}").st_uid)
+    return found
+
+
 def free_uid() -> int:
     """A uid that nobody has: of the private range, or of the top of what this process's user namespace maps."""
     choices = UIDS
@@ -85,6 +95,8 @@ def free_uid() -> int:
         choices = range(max(1, max(ends) - 4096), max(ends) - 1)
     while True:
         uid = choices[secrets.randbelow(len(choices))]
+        if choices is not UIDS and uid in _uids():
+            continue
         try:
             pwd.getpwuid(uid)
         except KeyError:

@@ -12,6 +12,7 @@ import os
 import secrets
 import shlex
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -32,6 +33,8 @@ while read -r id script out err; do
     echo "P $id $!" >&3
 done
 """
+
+KILL_SECONDS = 5.0
 
 Find = Callable[[int, str, int, frozenset[str]], set[int]]
 
@@ -82,7 +85,7 @@ class Launcher:
                 raise ferrule.SandboxError(f"the shell of sandbox {self.name} is gone")
             assert self._process is not None
             assert self._process.stdin is not None
-            running = _Command(str(next(self._ids)), text, lambda pid, since: self._kill(find, give_up, pid, mark, since))
+            running = _Command(str(next(self._ids)), text, lambda: self._kill(find, give_up, running, mark))
             self._running[running.id] = running
             line = f"{running.id} {running.script} {stdout} {stderr}\n"
             try:
@@ -93,9 +96,20 @@ class Launcher:
 
         return start
 
-    def _kill(self, find: Find, give_up: Callable[[], None], pid: int, mark: str, since: int) -> None:
-        others = frozenset(self._marks - {mark})
-        if not ferrule.kill_all(lambda: find(pid, mark, since, others)):
+    def _kill(self, find: Find, give_up: Callable[[], None], running: _Command, mark: str) -> None:
+        def live() -> set[int]:
+            return find(running.pid if not running.ended.is_set() else 0, mark, running.since, frozenset(self._marks - {mark}))
+
+        end = time.monotonic() + KILL_SECONDS
+        # once is not enough: the shell may not have come to start it yet
+        while not running.ended.is_set():
+            if time.monotonic() > end or not ferrule.kill_all(live):
+                give_up()
+                if self._process is not None:
+                    self._process.kill()
+                return
+            running.ended.wait(0.01)
+        if not ferrule.kill_all(live):
             give_up()
 
     def _read(self) -> None:
@@ -142,9 +156,9 @@ class Launcher:
 
 
 class _Command(ferrule.RunningCommand):
-    def __init__(self, name: str, script: str, kill: Callable[[int, int], None]) -> None:
+    def __init__(self, name: str, script: str, kill: Callable[[], None]) -> None:
         self.id, self._kill = name, kill
-        self.pid = 0
+        self.pid, self.ended = 0, threading.Event()
         self.since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
         self.script = os.memfd_create("ferrule-command", os.MFD_CLOEXEC)
         with open(self.script, "wb", closefd=False) as file:
@@ -154,6 +168,7 @@ class _Command(ferrule.RunningCommand):
     def finish(self, code: int | None) -> None:
         if not self._code.done():
             self._code.set_result(code)
+            self.ended.set()
             os.close(self.script)
 
     async def wait(self) -> int:
@@ -163,4 +178,4 @@ class _Command(ferrule.RunningCommand):
         return code
 
     def kill(self) -> None:
-        self._kill(self.pid, self.since)
+        self._kill()

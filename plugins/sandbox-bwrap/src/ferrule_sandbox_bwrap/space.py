@@ -184,8 +184,9 @@ def _is_dying(pid: int) -> bool:
 
 
 def _below(pid: int, children: Mapping[int, Sequence[int]]) -> set[int]:
+    """All descendants of *pid*; of 0, which stands for a process not known, none: it is the parent of the system's first."""
     found: set[int] = set()
-    todo = [pid]
+    todo = [pid] if pid > 1 else []
     while todo:
         for child in children.get(todo.pop(), ()):
             if child not in found:
@@ -220,11 +221,11 @@ def _parent_namespace(pid: int) -> int:
 
 async def _first_bytes(fd: int) -> bytes:
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
     try:
         async with asyncio.timeout(START_SECONDS):
-            await ready
+            await ready.wait()
     finally:
         loop.remove_reader(fd)
     return os.read(fd, 64)
