@@ -201,21 +201,22 @@ async def test_cancelling_a_command_kills_it(backend: BwrapSandboxes) -> None:
 
 
 async def test_a_cancel_at_any_moment_kills_the_command_and_only_that(backend: BwrapSandboxes) -> None:
-    outside = subprocess.Popen(["sleep", "300"])
-    async with await backend.create(ferrule.SandboxSpec()) as box:
-        for turns in [0, 0, 1, 1, 2, 2, 3, 5, 8, 50]:
-            task = asyncio.create_task(box.exec("(setsid sleep 323 &); sleep 324"))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            if turns > 5:
-                await asyncio.sleep(turns / 1000)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert "sleep" not in (await box.exec(LIST)).stdout
-    assert outside.poll() is None
-    outside.kill()
-    outside.wait()
+    with subprocess.Popen(["sleep", "300"]) as outside:
+        try:
+            async with await backend.create(ferrule.SandboxSpec()) as box:
+                for turns in [0, 0, 1, 1, 2, 2, 3, 5, 8, 50]:
+                    task = asyncio.create_task(box.exec("(setsid sleep 323 &); sleep 324"))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    if turns > 5:
+                        await asyncio.sleep(turns / 1000)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                assert "sleep" not in (await box.exec(LIST)).stdout
+            assert outside.poll() is None
+        finally:
+            outside.kill()
 
 
 async def test_a_command_longer_than_a_command_line_runs(backend: BwrapSandboxes) -> None:
