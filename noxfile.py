@@ -50,7 +50,7 @@ class Distribution:
 
     @property
     def needs_torch(self) -> bool:
-        return any({"torch", "transformers"} & set(d.requires) for d in self.local())
+        return any("torch" in d.requires for d in self.local())
 
 
 DISTRIBUTIONS = {

@@ -1,6 +1,7 @@
 """GridSim: a battery that holds one unit, a day of eight prices, and one plan to make of them.
 
-A plan has one letter per slot: C buys a unit at the slot's price, D sells it, H holds. The battery starts empty.
+A plan has one letter per slot: C buys a unit at the slot's price, D sells it, H holds. The battery starts empty. The plan that is
+accepted is filed in the day's sandbox, and what lies there at the end is what is judged.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from ferrule import ToolError
+from ferrule import Sandbox, ToolError
 
 SLOTS = 8
 IDLE_REWARD = 0.2
+PLAN = "plan.txt"
 LEAST_PROFIT = 4
 """Days whose best profit is below this are drawn again: there would be little to learn from them."""
 
@@ -65,12 +67,12 @@ def profit_of(day_prices: tuple[int, ...], plan: str) -> int:
 
 
 class Day:
-    """One attempt at a day: what was accepted, if anything."""
+    """One attempt at a day: whether a plan was accepted."""
 
     def __init__(self, day: int) -> None:
         self.day = day
         self.prices = prices(day)
-        self.profit: int | None = None
+        self.accepted = False
 
 
 def get_forecast(state: Day, day: int) -> dict[str, str]:
@@ -82,23 +84,28 @@ def get_forecast(state: Day, day: int) -> dict[str, str]:
     return {"prices": "".join(map(str, prices(day)))}
 
 
-def submit_schedule(state: Day, plan: str) -> str:
+async def submit_schedule(state: Day, plan: str, sandbox: Sandbox | None = None) -> str:
     """Submit the plan for the day. Once one is accepted, it stands.
 
     Args:
         plan: One letter per slot: C charge, H hold, D discharge.
     """
-    if state.profit is not None:
+    if state.accepted:
         raise ToolError("error: already submitted")
-    state.profit = profit_of(state.prices, plan)
-    return f"accepted profit {state.profit}"
+    profit = profit_of(state.prices, plan)
+    if sandbox is not None:  # None where a demonstration is played
+        await sandbox.write(PLAN, plan.encode())
+    state.accepted = True
+    return f"accepted profit {profit}"
 
 
-def profit_score(state: Day) -> float:
-    """0 where nothing was accepted; 0.2 for no profit, 1.0 for the best, linear between and below, never under 0."""
-    if state.profit is None:
+async def profit_score(state: Day, sandbox: Sandbox) -> float:
+    """0 where no plan was filed; 0.2 for no profit, 1.0 for the best, linear between and below, never under 0."""
+    try:
+        plan = (await sandbox.read(PLAN)).decode()
+    except FileNotFoundError:
         return 0.0
-    return max(0.0, IDLE_REWARD + (1.0 - IDLE_REWARD) * state.profit / best(state.prices)[0])
+    return max(0.0, IDLE_REWARD + (1.0 - IDLE_REWARD) * profit_of(state.prices, plan) / best(state.prices)[0])
 
 
 def days(first: int, count: int) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from ferrule_gridsim import demonstrations, home
+from ferrule_sandbox_local import LocalSandboxes
 from ferrule_taskset_bundle import BundleTaskset
 
 from ferrule import Message, Play, ToolCall, ToolError
@@ -23,7 +24,7 @@ def sim(taskset):
 
 async def play_out(task, *calls):
     """The answers to *calls*, and the reward after them."""
-    async with Play(task) as play:
+    async with Play(task, sandboxes=LocalSandboxes(LocalSandboxes.Config())) as play:
         turn = await play.next_turn()
         answers = []
         for name, arguments in calls:
@@ -101,8 +102,12 @@ async def test_illegal_plans_are_answered_and_can_be_recovered_from(taskset):
         ("submit_schedule", {"plan": "HHHHHHHH"}),
     )
     assert answers == [
-        "error: slot 2 full", "error: slot 3 empty", "error: need 8 letters C H D", "error: need 8 letters C H D",
-        "submit_schedule: unknown argument 'plam', did you mean 'plan'?; argument 'plan' is missing", "accepted profit 0",
+        "error: slot 2 full",
+        "error: slot 3 empty",
+        "error: need 8 letters C H D",
+        "error: need 8 letters C H D",
+        "submit_schedule: unknown argument 'plam', did you mean 'plan'?; argument 'plan' is missing",
+        "accepted profit 0",
     ]
     assert reward == pytest.approx(0.2)
 

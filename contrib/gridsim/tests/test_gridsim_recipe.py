@@ -10,8 +10,16 @@ from ferrule_gridsim import home
 from ferrule_gridsim.seeds import read
 
 SMALL = {
-    "trainer.threads": 1, "sft.min_steps": 4, "sft.max_steps": 4, "sft.demonstrations": 40, "sft.dev_tasks": 4, "train.steps": 2, "train.tasks_per_step": 2,
-    "train.group_size": 2, "eval.every": 1, "eval.limit": 4,
+    "trainer.threads": 1,
+    "sft.min_steps": 4,
+    "sft.max_steps": 4,
+    "sft.demonstrations": 40,
+    "sft.dev_tasks": 4,
+    "train.steps": 2,
+    "train.tasks_per_step": 2,
+    "train.group_size": 2,
+    "eval.every": 1,
+    "eval.limit": 4,
 }
 
 
@@ -20,7 +28,11 @@ def test_the_command_trains_the_recipe_and_prints_the_table(tmp_path):
     settings = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
     done = subprocess.run(
         [sys.executable, "-m", "ferrule_gridsim.seeds", "5", "--runs", str(tmp_path), *settings],
-        capture_output=True, text=True, cwd=tmp_path, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not what the recipe promises: seed 5" in done.stderr

@@ -14,7 +14,15 @@ def run_folder(root: Path, seed: int, rewards: dict[str, tuple[float, float]], s
     lines = [{"stage": "sft", "step": step, "sft/loss": 1.0} for step in range(1, sft + 1)]
     for label, (sampled, greedy) in rewards.items():
         step = int(label.split("-")[1]) if "-" in label else -1
-        lines.append({"stage": "eval", "step": step, "label": label, "eval/sampled/reward": sampled, "eval/greedy/reward": greedy})
+        lines.append(
+            {
+                "stage": "eval",
+                "step": step,
+                "label": label,
+                "eval/sampled/reward": sampled,
+                "eval/greedy/reward": greedy,
+            }
+        )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

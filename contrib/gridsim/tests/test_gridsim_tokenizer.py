@@ -50,7 +50,9 @@ def test_demonstrations_render_to_what_a_policy_samples(tokenizer):
 
 def test_template_writes_words_beside_calls_and_several_calls(tokenizer):
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
-    text = tokenizer.apply_chat_template([{"role": "assistant", "content": "So:", "tool_calls": [call, call]}], tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [{"role": "assistant", "content": "So:", "tool_calls": [call, call]}], tokenize=False
+    )
     one = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
     assert text == f"<|im_start|>assistant\nSo:\n{one}\n{one}<|im_end|>\n"
 

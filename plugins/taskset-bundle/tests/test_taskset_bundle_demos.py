@@ -54,7 +54,15 @@ def test_scripts_are_played_so_answers_are_the_tools_own(tmp_path):
     assert demo.task_id == "two"
     assert [tool.name for tool in demo.tools] == ["roll"]
     assert [message.role for message in demo.messages] == [
-        "system", "user", "assistant", "tool", "assistant", "tool", "assistant", "user", "assistant",
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
     ]
     assert demo.messages[1].content == "2 sides."
     assert demo.messages[3].content == "2"
@@ -76,7 +84,10 @@ async def test_demonstrations_are_a_function_of_the_seed_also_inside_a_running_l
 def test_recorded_demonstrations_go_with_the_split_of_their_task(tmp_path):
     call = {"id": "a", "type": "function", "function": {"name": "roll", "arguments": "{}"}}
     lines = [
-        {"task_id": "six", "messages": [{"role": "user", "content": "6"}, {"role": "assistant", "content": "", "tool_calls": [call]}]},
+        {
+            "task_id": "six",
+            "messages": [{"role": "user", "content": "6"}, {"role": "assistant", "content": "", "tool_calls": [call]}],
+        },
         {"task_id": "two", "messages": [{"role": "user", "content": "2"}]},
         {"messages": [{"role": "user", "content": "any"}]},
     ]
@@ -113,7 +124,10 @@ def test_mistakes_in_scripts_name_the_item(tmp_path, old, new, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("line", "said"), [("{", "JSONDecodeError"), ("{}", "KeyError"), ('{"messages": [], "task_id": "no"}', "no task 'no'")])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{", "JSONDecodeError"), ("{}", "KeyError"), ('{"messages": [], "task_id": "no"}', "no task 'no'")],
+)
 def test_mistakes_in_recorded_lines_name_the_line(tmp_path, line, said):
     (tmp_path / "demos.jsonl").write_text('{"messages": []}\n' + line)
     with pytest.raises(ferrule.FerruleError, match=r"demos\.jsonl:2") as caught:

@@ -130,7 +130,13 @@ def test_tasks_as_files_with_parts_of_their_own(tmp_path):
     own = "class Counter:\n    def __init__(self, n):\n        self.n = n\ndef has_counted(state): return 1.0\n"
     plain = 'prompt = "Print {braces} as they are: {\\"a\\": 1}"\nstate = "Plain"\npython = "plain.py"\nsplit = "eval"\ngold = []\n'
     folder = write(
-        tmp_path, **{"tasks__count__task.toml": task, "tasks__count__own.py": own, "tasks__z.toml": plain, "tasks__plain.py": "class Plain: pass\n"}
+        tmp_path,
+        **{
+            "tasks__count__task.toml": task,
+            "tasks__count__own.py": own,
+            "tasks__z.toml": plain,
+            "tasks__plain.py": "class Plain: pass\n",
+        },
     )
     count, z = read(folder).tasks("eval")
     assert (count.id, z.id) == ("count", "z")
@@ -142,7 +148,11 @@ def test_tasks_as_files_with_parts_of_their_own(tmp_path):
 
 
 def test_every_mistake_of_a_bundle_in_one_report(tmp_path):
-    toml = TOML.replace('"is_right"', '"is_rihgt"').replace("tools =", "tols =").replace('generate = "pairs"', "generate = 3", 1)
+    toml = (
+        TOML.replace('"is_right"', '"is_rihgt"')
+        .replace("tools =", "tols =")
+        .replace('generate = "pairs"', "generate = 3", 1)
+    )
     text = mistakes(write(tmp_path, toml + "\n[bash]\ntimeout = -1\n[splits.all]\n"))
     assert "bundle.toml: verifiers.reward: no function or class 'is_rihgt' in sums.py; did you mean 'is_right'?" in text
     assert "bundle.toml: tols: unknown key; did you mean 'tools'?" in text
@@ -155,10 +165,18 @@ def test_every_mistake_of_a_bundle_in_one_report(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("def is_right(state: Sheet)", "def is_right(day)", "is_right takes 'day'; it may take: state, sandbox, params, attempt, reply"),
+        (
+            "def is_right(state: Sheet)",
+            "def is_right(day)",
+            "is_right takes 'day'; it may take: state, sandbox, params, attempt, reply",
+        ),
         ("x: int, y: int", "x: int, y", "tools: tool 'add': parameter 'y' has no type"),
-        ("def __init__(self, a: int, b: int)", "def __init__(self, a, c, b=1)", "the state Sheet takes 'c', which is not among the params of task"),
-        ('yield {"id": f"pair-{n}", "a"', 'yield {"id": n, "a"', "must yield dicts of params with a text \"id\"; item 0"),
+        (
+            "def __init__(self, a: int, b: int)",
+            "def __init__(self, a, c, b=1)",
+            "the state Sheet takes 'c', which is not among the params of task",
+        ),
+        ('yield {"id": f"pair-{n}", "a"', 'yield {"id": n, "a"', 'must yield dicts of params with a text "id"; item 0'),
         ('f"pair-{n}"', '"pair"', "the task id 'pair' is taken"),
         ("def pairs(first, count)", "def pairs(first)", "pairs(first=0, count=3) raised TypeError"),
         ('"""Sums."""', "import nowhere_at_all", "raised ModuleNotFoundError on import (line 2)"),
@@ -190,8 +208,8 @@ def test_mistakes_in_the_python_say_where_and_what(tmp_path, old, new, said):
         ('prompt = "What is {a} + {b}?"', 'turns = [{ system = "y" }]', "turns[0].prompt: is missing"),
         ('gold = "solve"', 'gold = [{ cal = "add" }]', "gold: message 0 unknown key 'cal'"),
         ('gold = "solve"', 'sandbox = { files = "nope", cpu = 1.0 }', "sandbox.files: no folder"),
-        ('gold = "solve"', 'sandbox = { cpu = 1.0 }', "sandbox.cpu: unknown key; did you mean 'cpus'?"),
-        ('gold = "solve"', 'sandbox = { cpus = -1 }', "sandbox: 'cpus' must be >= 0"),
+        ('gold = "solve"', "sandbox = { cpu = 1.0 }", "sandbox.cpu: unknown key; did you mean 'cpus'?"),
+        ('gold = "solve"', "sandbox = { cpus = -1 }", "sandbox: 'cpus' must be >= 0"),
         ("[[tasks]]", "[[task", "is not valid TOML"),
         ('gold = "solve"', 'demonstrations = "demos.jsonl"', "demonstrations: no file"),
         ('gold = "solve"', 'demonstrations = "demos"', "no function or class 'demos'"),

@@ -32,10 +32,14 @@ async def test_the_bundle_in_the_readme_is_played_by_its_gold(tmp_path):
 
 def test_the_readme_lists_every_key(tmp_path):
     """The unknown-key error names all keys that are known: none of them may be missing from the table."""
-    (tmp_path / "bundle.toml").write_text('qqqq = 1\n[sandbox]\nqqqq = 1\n[bash]\nqqqq = 1\n[splits.s]\nqqqq = 1\n[[tasks]]\nid = "a"\nprompt = "x"\nqqqq = 1\n')
+    (tmp_path / "bundle.toml").write_text(
+        'qqqq = 1\n[sandbox]\nqqqq = 1\n[bash]\nqqqq = 1\n[splits.s]\nqqqq = 1\n[[tasks]]\nid = "a"\nprompt = "x"\nqqqq = 1\n'
+    )
     with pytest.raises(BundleError) as caught:
         BundleTaskset(BundleTaskset.Config(path=tmp_path))
     text = README.read_text("utf-8")
-    named = {key for mistake in caught.value.mistakes for key in mistake.partition("known here: ")[2].split(", ") if key}
+    named = {
+        key for mistake in caught.value.mistakes for key in mistake.partition("known here: ")[2].split(", ") if key
+    }
     assert {"python", "needs_isolation", "output_limit", "generate", "params"} <= named
     assert not {key for key in named if key not in text}

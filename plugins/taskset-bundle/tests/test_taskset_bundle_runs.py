@@ -170,7 +170,9 @@ class Box(ferrule.Sandbox):
     id = "here"
 
     async def exec(self, command, *, user=None, env=None, cwd=None, timeout=None, output_limit=65536):
-        process = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_shell(
+            command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
         try:
             out, err = await asyncio.wait_for(process.communicate(), timeout)
         except TimeoutError:
@@ -190,8 +192,10 @@ class Box(ferrule.Sandbox):
 
 
 async def test_bash_answers_output_and_exit_code_and_outlives_a_timeout(tmp_path):
-    toml = TOML.replace('["put", "take"]', '["bash"]').replace('"count"', '"count"', 1).replace(
-        "[[tasks]]", "[sandbox]\n[bash]\ntimeout = 0.5\noutput_limit = 4\n[[tasks]]"
+    toml = (
+        TOML.replace('["put", "take"]', '["bash"]')
+        .replace('"count"', '"count"', 1)
+        .replace("[[tasks]]", "[sandbox]\n[bash]\ntimeout = 0.5\noutput_limit = 4\n[[tasks]]")
     )
     run = await task(tmp_path, toml).start(0, Box())
 

@@ -60,7 +60,9 @@ def test_schema_comes_from_signature_and_docstring():
 
 
 async def test_arguments_reach_the_function_as_its_types_say():
-    answer = await tool_of(order, "order").run({"dish": "19122", "count": 2.0, "size": "large", "tip": 1}, {"state": None})
+    answer = await tool_of(order, "order").run(
+        {"dish": "19122", "count": 2.0, "size": "large", "tip": 1}, {"state": None}
+    )
     assert answer == '{"dish": "19122", "count": 2, "size": "LARGE", "tip": 1.0, "extras": null}'
 
 
@@ -123,7 +125,11 @@ def test_parameter_that_no_model_can_fill_is_refused_with_its_name():
         return x
 
     for function, said in [
-        (untyped, "'x' has no type"), (odd, "'x': bytes is not among str"), (rest, "a name of its own"), (keyed, "keys"), (lost, "Nowhere"),
+        (untyped, "'x' has no type"),
+        (odd, "'x': bytes is not among str"),
+        (rest, "a name of its own"),
+        (keyed, "keys"),
+        (lost, "Nowhere"),
     ]:
         with pytest.raises(ValueError, match=said):
             tool_of(function, "f")

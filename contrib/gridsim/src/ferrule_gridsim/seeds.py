@@ -96,11 +96,17 @@ def train(seed: int, runs: Path, extra: Sequence[str]) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Train GridSim on several seeds, one after the other, and print their table.")
+    parser = argparse.ArgumentParser(
+        description="Train GridSim on several seeds, one after the other, and print their table."
+    )
     parser.add_argument("seeds", nargs="*", type=int, default=[1, 2, 3], help="default: 1 2 3")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go (default: runs)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting for every run, as of ferrule train")
-    parser.add_argument("--read", nargs="+", type=Path, metavar="RUN", help="train nothing: the table of these runs' folders")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting for every run, as of ferrule train"
+    )
+    parser.add_argument(
+        "--read", nargs="+", type=Path, metavar="RUN", help="train nothing: the table of these runs' folders"
+    )
     parser.add_argument("--to", type=Path, help="also write the table to this file")
     options = parser.parse_args(arguments)
     runs = options.runs.absolute()

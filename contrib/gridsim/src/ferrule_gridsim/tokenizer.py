@@ -14,7 +14,13 @@ from typing import Any
 from . import demonstrations, home
 
 SPECIALS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
 )
 PIECES = 512
 """At most so many; training stops earlier where nothing is left to merge."""
@@ -30,7 +36,10 @@ def build(texts: Iterable[str], template: str) -> Any:
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -40,8 +49,12 @@ def build(texts: Iterable[str], template: str) -> Any:
     tokenizer.train_from_iterator(texts, trainer)
     make: Any = PreTrainedTokenizerFast
     return make(
-        tokenizer_object=tokenizer, pad_token=SPECIALS[0], eos_token=SPECIALS[2],
-        additional_special_tokens=[SPECIALS[1], *SPECIALS[3:]], chat_template=template, clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer,
+        pad_token=SPECIALS[0],
+        eos_token=SPECIALS[2],
+        additional_special_tokens=[SPECIALS[1], *SPECIALS[3:]],
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -49,7 +62,9 @@ def texts_of(template: str, count: int = 1500, seed: int = 0) -> list[str]:
     """The demonstrations as the chat *template* writes them."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    conversations = [[template_form(message) for message in demo.messages] for demo in demonstrations("train", count, seed)]
+    conversations = [
+        [template_form(message) for message in demo.messages] for demo in demonstrations("train", count, seed)
+    ]
     rendered: Any = render_jinja_template(conversations=conversations, chat_template=template)
     return list(rendered[0])
 

@@ -128,13 +128,16 @@ def _generated(section: Reader, split: str, parts: Parts) -> list[BundleTask]:
         section.wrong("generate", str(error))
         return []
     except Exception as error:
-        section.wrong("generate", f"{name}({', '.join(f'{k}={v!r}' for k, v in args.items())}) raised {type(error).__name__}: {error}")
+        section.wrong(
+            "generate",
+            f"{name}({', '.join(f'{k}={v!r}' for k, v in args.items())}) raised {type(error).__name__}: {error}",
+        )
         return []
     out = []
     for i, row in enumerate(rows):
         id = row.get("id") if isinstance(row, Mapping) else None
         if not isinstance(id, str) or not id:
-            section.wrong("generate", f"{name} must yield dicts of params with a text \"id\"; item {i} is {row!r}")
+            section.wrong("generate", f'{name} must yield dicts of params with a text "id"; item {i} is {row!r}')
             break
         params = {key: value for key, value in row.items() if key != "id"}
         out.append(BundleTask(id, params, parts, split, f"{section.key} ({name})"))
@@ -170,4 +173,7 @@ def _faults(task: BundleTask, first: BundleTask) -> Iterator[tuple[str, str]]:
     if task.parts.state is not None:
         lacking = [n for n in asks(task.parts.state, required=True) if n not in (*task.params, "id", "attempt")]
         if lacking:
-            yield "state", f"the state {task.parts.state.__name__} takes {lacking[0]!r}, which is not among the params of task {task.id!r}"
+            yield (
+                "state",
+                f"the state {task.parts.state.__name__} takes {lacking[0]!r}, which is not among the params of task {task.id!r}",
+            )

@@ -67,7 +67,7 @@ def find(modules: list[ModuleType], name: str) -> Callable[..., Any]:
         if value is not None:
             raise ValueError(f"{name!r} in {_file(module)} is not a function or class but a {type(value).__name__}")
     if not modules:
-        raise ValueError(f"no Python file to find {name!r} in: add python = \"file.py\"")
+        raise ValueError(f'no Python file to find {name!r} in: add python = "file.py"')
     own = [n for module in modules for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
     near = difflib.get_close_matches(name, own, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -99,7 +99,9 @@ def restrict(function: Callable[..., Any], known: Collection[str]) -> None:
     """Check that *function* asks, without a default, only for names in *known*. Raises ValueError naming the others."""
     wrong = [name for name in asks(function, required=True) if name not in known]
     if wrong:
-        raise ValueError(f"{function.__name__} takes {', '.join(map(repr, wrong))}; it may take: {', '.join(known) or 'nothing'}")
+        raise ValueError(
+            f"{function.__name__} takes {', '.join(map(repr, wrong))}; it may take: {', '.join(known) or 'nothing'}"
+        )
 
 
 def pick(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 import threading
@@ -17,7 +18,9 @@ from .gold import messages_of
 from .tasks import BundleTask
 
 
-def demonstrations(bundle: Bundle, split: str, tasks: Sequence[BundleTask], count: int, seed: int) -> list[Demonstration]:
+def demonstrations(
+    bundle: Bundle, split: str, tasks: Sequence[BundleTask], count: int, seed: int
+) -> list[Demonstration]:
     """*count* of them on *tasks* (0: all there are; of a function, one per task), a function of *seed* alone."""
     source = bundle.demonstrations
     if source is None:
@@ -49,7 +52,7 @@ def _recorded(path: Path, bundle: Bundle, by_id: Mapping[str, BundleTask]) -> li
             messages = tuple(Message.from_openai(message) for message in row["messages"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FerruleError(
-                f"{where}: not a demonstration ({type(error).__name__}: {error}); a line is {{\"messages\": [chat messages], \"task_id\": \"…\"}}"
+                f'{where}: not a demonstration ({type(error).__name__}: {error}); a line is {{"messages": [chat messages], "task_id": "…"}}'
             ) from None
         id = row.get("task_id", "")
         if id and id not in known:
@@ -76,7 +79,7 @@ def _played(items: list[Any], by_id: Mapping[str, BundleTask], where: str) -> li
                 continue
             if not isinstance(item, Mapping) or set(item) != {"task", "script"}:
                 raise FerruleError(
-                    f"{where}: item {i} must be {{\"task\": id, \"script\": [assistant messages]}} or a ferrule.Demonstration, not {item!r}"
+                    f'{where}: item {i} must be {{"task": id, "script": [assistant messages]}} or a ferrule.Demonstration, not {item!r}'
                 )
             if item["task"] not in by_id:
                 raise FerruleError(f"{where}: item {i} plays {item['task']!r}, which is not a task of this split")
@@ -102,7 +105,16 @@ def _played(items: list[Any], by_id: Mapping[str, BundleTask], where: str) -> li
 async def _script(task: BundleTask, script: Sequence[Message]) -> Demonstration:
     """What the conversation becomes when the model says *script*: prompts and answers are the play's own."""
     if task.sandbox is not None:
-        raise ValueError(f"task {task.id!r} needs a sandbox; record its demonstrations in a .jsonl file")
+        tools = task.parts.tools
+        called = {call.name for message in script for call in message.tool_calls}
+        needing = sorted(name for name in called if name in tools and tools[name].needs_sandbox)
+        if needing:
+            raise ValueError(
+                f"task {task.id!r} runs {', '.join(needing)} in a sandbox, and scripts are played without one: give the parameter "
+                f"`sandbox` a default of None, or record the demonstrations in a .jsonl file"
+            )
+        task = copy.copy(task)
+        task.sandbox = None
     from ferrule import Play  # here, so that listing tasks does not load what plays them
 
     messages: list[Message] = []

@@ -20,7 +20,7 @@ def message_of(item: Any, position: int = 0) -> Message:
     if isinstance(item, str):
         return Message("assistant", item)
     if not isinstance(item, Mapping):
-        raise ValueError(f"must be a text or a table such as {{ call = \"tool\", arguments = {{ }} }}, not {item!r}")
+        raise ValueError(f'must be a text or a table such as {{ call = "tool", arguments = {{ }} }}, not {item!r}')
     if "role" in item or "tool_calls" in item:
         try:
             message = Message.from_openai({"role": "assistant", **item})
@@ -38,13 +38,18 @@ def message_of(item: Any, position: int = 0) -> Message:
     wire = []
     for i, call in enumerate(calls):
         if not isinstance(call, Mapping) or not isinstance(call.get("call"), str):
-            raise ValueError(f"call {i} must name a tool: {{ call = \"tool\", arguments = {{ }} }}, not {call!r}")
+            raise ValueError(f'call {i} must name a tool: {{ call = "tool", arguments = {{ }} }}, not {call!r}')
         arguments = call.get("arguments", {})
         if not isinstance(arguments, Mapping):
             raise ValueError(f"the arguments of {call['call']!r} must be a table, not {arguments!r}")
         wire.append({"id": f"call_{position}_{i}", "function": {"name": call["call"], "arguments": dict(arguments)}})
     return Message.from_openai(
-        {"role": "assistant", "content": item.get("content", ""), "reasoning_content": item.get("reasoning"), "tool_calls": wire}
+        {
+            "role": "assistant",
+            "content": item.get("content", ""),
+            "reasoning_content": item.get("reasoning"),
+            "tool_calls": wire,
+        }
     )
 
 

@@ -115,7 +115,7 @@ def _turns(reader: Reader, function: Callable[..., Any]) -> Any:
         return function("turns", *ASKED)
     if isinstance(turns, dict):
         reader.known.append("turns")
-        reader.wrong("turns", "turns is a list: write [[turns]], or turns = [{ prompt = \"…\" }]")
+        reader.wrong("turns", 'turns is a list: write [[turns]], or turns = [{ prompt = "…" }]')
         return ()
     out = []
     for turn in reader.tables("turns"):

@@ -70,7 +70,9 @@ def arguments_of(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             names = ", ".join(known) or "none"
-            wrong.append(f"unknown argument {name!r}" + (f", did you mean {near[0]!r}?" if near else f"; known: {names}"))
+            wrong.append(
+                f"unknown argument {name!r}" + (f", did you mean {near[0]!r}?" if near else f"; known: {names}")
+            )
             continue
         try:
             out[name] = fit(value, known[name])
@@ -93,7 +95,9 @@ def fit(value: Any, schema: Mapping[str, Any]) -> Any:
         raise Mismatch(f"must be {' or '.join(_named(option) for option in schema['anyOf'])}, not {value!r}")
     if "enum" in schema:
         # True == 1 in Python, but not in JSON
-        if not any(value == member and isinstance(value, bool) == isinstance(member, bool) for member in schema["enum"]):
+        if not any(
+            value == member and isinstance(value, bool) == isinstance(member, bool) for member in schema["enum"]
+        ):
             raise Mismatch(f"must be {_named(schema)}, not {value!r}")
         return value
     kind = schema.get("type")

@@ -59,7 +59,9 @@ class BundleTask(Task):
         try:
             return messages_of(gold(**pick(gold, {"params": copy.deepcopy(dict(self.params)), "id": self.id})))
         except Exception as error:
-            raise FerruleError(f"the gold function failed for task {self.id!r}: {type(error).__name__}: {error}") from error
+            raise FerruleError(
+                f"the gold function failed for task {self.id!r}: {type(error).__name__}: {error}"
+            ) from error
 
     def fill(self, text: str) -> str:
         """*text* with the params in its placeholders; as it stands where the task has no params. Raises ValueError saying what is wrong."""
@@ -71,7 +73,9 @@ class BundleTask(Task):
             have = ", ".join(self.params)
             raise ValueError(f"names {{{error.args[0]}}}, which is not among the task's params ({have})") from None
         except (ValueError, IndexError, AttributeError, TypeError) as error:
-            raise ValueError(f"cannot be filled: {error}; write {{{{ and }}}} for braces that stand for themselves") from None
+            raise ValueError(
+                f"cannot be filled: {error}; write {{{{ and }}}} for braces that stand for themselves"
+            ) from None
 
     def turns(self) -> list[TurnSpec] | None:
         """The turns as they will be asked; None where a function makes them."""
@@ -81,7 +85,9 @@ class BundleTask(Task):
         for turn in self.parts.turns:
             system = turn.system if turn.system is not None else system
             tools = turn.tools if turn.tools is not None else tools
-            out.append(TurnSpec(self.fill(turn.prompt), None if system is None else self.fill(system), self.specs(tools)))
+            out.append(
+                TurnSpec(self.fill(turn.prompt), None if system is None else self.fill(system), self.specs(tools))
+            )
         return out
 
     def specs(self, names: tuple[str, ...]) -> tuple[ToolSpec, ...]:
@@ -109,7 +115,11 @@ class BundleRun(TaskRun):
     def __init__(self, task: BundleTask, attempt: int, sandbox: Sandbox | None) -> None:
         self.task, self.parts = task, task.parts
         self.given: dict[str, Any] = {
-            "state": None, "sandbox": sandbox, "params": copy.deepcopy(dict(task.params)), "attempt": attempt, "reply": None,
+            "state": None,
+            "sandbox": sandbox,
+            "params": copy.deepcopy(dict(task.params)),
+            "attempt": attempt,
+            "reply": None,
         }
         self.waiting = task.turns()
         self.system: str | None = self.parts.system
@@ -190,7 +200,9 @@ class BundleRun(TaskRun):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise EpisodeFailed(Failure.REWARD_UNREADABLE, f"{where} returned {value!r}; it must return a number") from None
+            raise EpisodeFailed(
+                Failure.REWARD_UNREADABLE, f"{where} returned {value!r}; it must return a number"
+            ) from None
         if not math.isfinite(number):
             raise EpisodeFailed(Failure.REWARD_UNREADABLE, f"{where} returned {number}; it must be finite")
         return number

@@ -32,6 +32,12 @@ class Tool:
     function: Callable[..., Any]
     converters: Mapping[str, Callable[[Any], Any]]
 
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether it cannot be called without a sandbox: it has a parameter ``sandbox``, and no default for it."""
+        parameter = inspect.signature(self.function).parameters.get("sandbox")
+        return parameter is not None and parameter.default is parameter.empty
+
     async def run(self, given: Mapping[str, Any], inject: Mapping[str, Any]) -> str:
         """Check *given* against the schema, call, and give the answer as text. Raises ToolError where an argument does not fit."""
         try:
