@@ -43,9 +43,10 @@ async def make(folder: Path) -> None:
 
     import ferrule
 
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    vocabulary = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, VOCAB)}}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1").save_pretrained(folder / "words")
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder / "words")
     trainer = LocalTrainer(LocalTrainer.Config(threads=1))
     await trainer.start(ferrule.RunInfo("made", folder, 0, ferrule.ModelSpec(tokenizer=str(folder / "words"))))
     await trainer.export(str(folder / "model"))
@@ -127,10 +128,13 @@ def theirs(model: Path, seed: int) -> dict[str, list[float]]:
         generation_kwargs={"min_new_tokens": TOKENS}, save_strategy="no", logging_strategy="no", disable_tqdm=True,
         shuffle_dataset=False,
     )
-    data = Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in p)} for p in prompts()] * STEPS)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = [" ".join(f"w{i}" for i in p) for p in prompts()]
+    assert tokenizer(texts).input_ids == prompts()
+    data = Dataset.from_list([{"prompt": text} for text in texts] * STEPS)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=score, args=config, train_dataset=data,
-        processing_class=AutoTokenizer.from_pretrained(model), callbacks=[Clock()],
+        processing_class=tokenizer, callbacks=[Clock()],
     )
     trainer.train()
     return out

@@ -205,6 +205,18 @@ async def test_lora_trains_adapters_alone_and_the_sampler_has_them_merged(make_t
     assert await agreement(trainer, [one]) < 1e-5
 
 
+async def test_dropout_is_on_for_gradients_alone(make_trainer, random_rows):
+    trainer = await make_trainer(lora=Lora(rank=4, dropout=0.5))
+    await train(trainer, range(2))
+    rows = random_rows(np.random.default_rng(0), [20])
+    first, second = [(await trainer.forward(rows))[0] for _ in range(2)]
+    np.testing.assert_array_equal(first, second)
+    zeros, ones = (np.zeros(20, np.float32),), (np.ones(20, np.float32),)
+    out = await trainer.forward_backward(ferrule.Objective(tuple(rows), "cross_entropy", zeros, zeros, ones))
+    assert not np.allclose(out.logprobs[0], first, atol=1e-5)
+    np.testing.assert_array_equal((await trainer.forward(rows))[0], first)
+
+
 async def test_lora_without_peft_says_what_to_install(make_trainer, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ferrule.TrainerError, match=r"ferrule-trainer-local\[lora\]"):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from ferrule_trainer_local import Tiny
 
 import ferrule
 
@@ -106,6 +107,37 @@ async def test_gradient_does_not_depend_on_micro_batches_or_on_parts_of_the_head
         gradients.append(torch.cat([p.grad.flatten() for p in trainer.work.model.parameters()]))
     for other in gradients[1:]:
         assert float((gradients[0] - other).norm() / gradients[0].norm()) < 1e-6
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("tokens", [10_000, 60, 1])
+async def test_what_rows_share_is_computed_once_and_the_gradient_is_the_same(make_trainer, tokens, kv_heads):
+    """Groups of unlike sizes, beginnings and lengths, a row that shares with nobody and one on which nothing is learned."""
+    shape = Tiny(hidden_size=32, layers=2, heads=4, kv_heads=kv_heads, intermediate_size=48, max_positions=256)
+    trainer = await make_trainer(tiny=shape, micro_batch_tokens=tokens)
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(0, 29, n) for n in (20, 20, 31, 5)]
+    rows, weights = [], []
+    for group, tail in [(0, 6), (1, 9), (0, 6), (0, 2), (2, 1), (2, 12), (3, 4), (1, 3), (0, 8), (2, 3)]:
+        ids = np.concatenate([prompts[group], rng.integers(0, 29, tail)]).astype(np.int32)
+        weight = (np.arange(len(ids)) >= len(prompts[group])).astype(np.float32) * rng.random(len(ids)).astype(np.float32)
+        rows.append(ferrule.Row(ids, (weight > 0).astype(np.uint8), np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32)))
+        weights.append(weight)
+    weights[8][:] = 0
+    advantages = tuple(np.full(len(r), rng.normal(), np.float32) for r in rows)
+    old = tuple(np.full(len(r), -3.4, np.float32) for r in rows)
+    given = ferrule.Objective(tuple(rows), "ppo", advantages, old, tuple(weights))
+    out = await trainer.forward_backward(given)
+    assert out.metrics["tokens_shared"] == 2 * 20 + 20 + 2 * 31
+    model = trainer.work.model
+    got = {n: p.grad.clone() for n, p in model.named_parameters()}
+    trainer.work.clear_gradient()
+    with torch.enable_grad():
+        reference(model, given).backward()
+    off = math.sqrt(sum(float((got[n] - p.grad).square().sum()) for n, p in model.named_parameters()))
+    assert off / math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters())) < 1e-5
+    for a, b in zip(out.logprobs, await trainer.forward(rows), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 async def test_gradients_accumulate_until_the_step_clears_them(make_trainer, random_rows):

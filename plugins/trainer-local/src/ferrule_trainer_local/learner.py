@@ -13,10 +13,16 @@ from torch import Tensor
 
 from ferrule import Objective, Row, StepOutput, TrainerError
 
+from .packing import Packing, pack
+from .packing import states as packed_states
 from .policy import POLICIES
 
 LOGITS = 2**24
 """The most logits made at once: of a large vocabulary, positions are taken in parts, each with its own backward pass."""
+
+
+SHARED = 0.1
+"""The share of all tokens that must be saved for rows that begin alike to be packed."""
 
 
 class Learner:
@@ -24,11 +30,13 @@ class Learner:
 
     *split*: the model's logits are its head applied to its body's hidden states, so that the head may be applied to some
     positions only. *tokens* bounds a micro-batch, padding included; *autocast* is the dtype to compute in, or None.
-    *dropout* is on only while a gradient is taken.
+    *dropout* is on only while a gradient is taken. *packs*: the model attends through :mod:`.packing`.
     """
 
-    def __init__(self, model: Any, *, split: bool, vocab: int, tokens: int, autocast: torch.dtype | None, dropout: bool = False) -> None:
-        self.dropout = dropout
+    def __init__(
+        self, model: Any, *, split: bool, vocab: int, tokens: int, autocast: torch.dtype | None, dropout: bool = False, packs: bool = False,
+    ) -> None:
+        self.dropout, self.packs = dropout, packs
         self.model, self.split, self.vocab, self.tokens, self.autocast = model, split, vocab, tokens, autocast
         self.device: torch.device = model.device
         self.head = model.get_output_embeddings()
@@ -57,10 +65,14 @@ class Learner:
         for batch in self._micro_batches([i for i, on in enumerate(learn) if not on], rows):
             with torch.no_grad():
                 self._run(batch, rows, out, None)
-        for batch in self._micro_batches([i for i, on in enumerate(learn) if on], rows):
+        which = [i for i, on in enumerate(learn) if on]
+        begins = self._begins(which, objective)
+        for batch in self._micro_batches(which, rows) if begins is None else self._packed_batches(which, rows, begins):
             with torch.enable_grad():
-                loss += self._run(batch, rows, out, objective)
-        return StepOutput(tuple(out), {"loss": loss, "rows": float(len(rows)), "rows_learned": float(sum(learn))})
+                loss += self._run(batch, rows, out, objective, begins)
+        saved = 0 if begins is None else self._saved(begins, rows)
+        metrics = {"loss": loss, "rows": float(len(rows)), "rows_learned": float(len(which)), "tokens_shared": float(saved)}
+        return StepOutput(tuple(out), metrics)
 
     def _check(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -76,19 +88,61 @@ class Learner:
                 batches.append([i])
         return batches
 
-    def _run(self, batch: list[int], rows: Sequence[Row], out: list[NDArray[np.float32]], objective: Objective | None) -> float:
+    def _begins(self, which: Sequence[int], objective: Objective) -> dict[int, int] | None:
+        """How many tokens of each row stand before the first that is learned, where computing those of like rows once pays."""
+        if not self.packs:
+            return None
+        begins: dict[int, int] = {}
+        for i in which:
+            learned = objective.weights[i] != 0
+            if objective.ce is not None:
+                learned = learned | (objective.ce[i] != 0)
+            begins[i] = max(1, int(np.argmax(learned)))
+        pays = self._saved(begins, objective.rows) > SHARED * sum(len(objective.rows[i]) for i in which)
+        return begins if pays else None
+
+    @staticmethod
+    def _saved(begins: dict[int, int], rows: Sequence[Row]) -> int:
+        alike = {rows[i].ids[:p].tobytes(): p for i, p in begins.items()}
+        return sum(begins.values()) - sum(alike.values())
+
+    def _packed_batches(self, which: Sequence[int], rows: Sequence[Row], begins: dict[int, int]) -> list[list[int]]:
+        """Micro-batches that keep rows of one beginning together, which counts once."""
+        order = [(begins[i], rows[i].ids[: begins[i]].tobytes(), len(rows[i]), i) for i in which if len(rows[i]) > 1]
+        batches: list[list[int]] = []
+        held: set[bytes] = set()
+        tokens = 0
+        for begin, head, length, i in sorted(order):
+            more = length - begin + (0 if head in held else begin)
+            if not batches or tokens + more > self.tokens:
+                batches.append([])
+                held, tokens, more = set(), 0, length
+            batches[-1].append(i)
+            held.add(head)
+            tokens += more
+        return batches
+
+    def _run(
+        self, batch: list[int], rows: Sequence[Row], out: list[NDArray[np.float32]], objective: Objective | None,
+        begins: dict[int, int] | None = None,
+    ) -> float:
         """Log-probabilities of one micro-batch into *out*; with an *objective*, its backward pass, and its loss."""
         self.model.train(self.dropout and objective is not None)
         lens = np.array([len(rows[i]) for i in batch])
-        width = int(lens.max())
-        ids = np.zeros((len(batch), width), np.int64)
-        for row, i in enumerate(batch):
-            ids[row, : lens[row]] = rows[i].ids
-        # Padding stands on the right, where no token that counts attends to it: no mask is needed.
-        real = np.arange(1, width) < lens[:, None]
-        targets = self._tensor(ids[:, 1:][real])
-        source = (np.arange(len(batch))[:, None] * width + np.arange(width - 1))[real]
-        states = self._states(torch.from_numpy(ids).to(self.device))
+        targets = self._tensor(np.concatenate([rows[i].ids[1:] for i in batch]).astype(np.int64))
+        if begins is None:
+            width = int(lens.max())
+            ids = np.zeros((len(batch), width), np.int64)
+            for row, i in enumerate(batch):
+                ids[row, : lens[row]] = rows[i].ids
+            # Padding stands on the right, where no token that counts attends to it: no mask is needed.
+            real = np.arange(1, width) < lens[:, None]
+            source = (np.arange(len(batch))[:, None] * width + np.arange(width - 1))[real]
+            states = self._states(torch.from_numpy(ids).to(self.device))
+        else:
+            packing = pack([rows[i].ids for i in batch], [begins[i] for i in batch], self.device)
+            source = packing.source
+            states = self._states(packing)
         logp = np.zeros(len(source), np.float32)
         loss = 0.0
         if objective is None:
@@ -108,9 +162,11 @@ class Learner:
             out[i][1:] = piece
         return loss
 
-    def _states(self, ids: Tensor) -> Tensor:
+    def _states(self, ids: Tensor | Packing) -> Tensor:
         """Hidden states (or logits, where the head cannot be taken apart), [rows · width, ·]."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            if isinstance(ids, Packing):
+                return packed_states(self.model.model, ids)
             if self.split:
                 states: Tensor = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
             else:
@@ -132,9 +188,15 @@ class Learner:
     def _logp(
         self, states: Tensor, source: NDArray[np.int64], targets: Tensor, out: NDArray[np.float32], which: NDArray[np.int64]
     ) -> None:
-        for part in self._parts(which):
-            chosen = self._tensor(part)
-            out[part] = self._token_logp(states.detach()[self._tensor(source[part])], targets[chosen]).cpu().numpy()
+        # Two targets of one state are one token of a beginning that rows share.
+        _, once, back = np.unique(source[which], return_index=True, return_inverse=True)
+        single = which[once]
+        got = np.empty(len(single), np.float32)
+        for part in self._parts(np.arange(len(single))):
+            chosen = single[part]
+            logp = self._token_logp(states.detach()[self._tensor(source[chosen])], targets[self._tensor(chosen)])
+            got[part] = logp.cpu().numpy()
+        out[which] = got[back]
 
     def _backward(
         self, states: Tensor, source: NDArray[np.int64], targets: Tensor, out: NDArray[np.float32], which: NDArray[np.int64],

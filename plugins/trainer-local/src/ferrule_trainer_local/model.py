@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ferrule import ModelSpec, TrainerError, derive_seed
 
+from . import packing
 from .cache import KVBatch
 from .decoder import Decoder, FastDecoder, ModelDecoder
 
@@ -147,6 +149,28 @@ def splits(model: Any) -> bool:
     return apart.shape == whole.shape and bool(torch.equal(apart, whole))
 
 
+def packs(model: Any) -> bool:
+    """Let *model* learn from rows that begin alike, and say whether its numbers then stay what they were."""
+    row = np.random.default_rng(0).integers(0, model.config.vocab_size, 16).astype(np.int32)
+    rows, begins = [row, np.append(row[:5], row[:3]), row[::-1].copy()], [5, 5, 9]
+    before = model.config._attn_implementation
+    packing.install(model)
+    try:
+        stream = packing.pack(rows, begins, model.device)
+        with torch.inference_mode():
+            states = packing.states(model.model, stream)[torch.from_numpy(stream.source).to(model.device)]
+            plain = [model.model(input_ids=torch.from_numpy(r[None].astype(np.int64)).to(model.device), use_cache=False) for r in rows]
+            want = torch.cat([out.last_hidden_state[0, :-1] for out in plain])
+            head = model.get_output_embeddings()
+            off = float((head(states).log_softmax(-1) - head(want).log_softmax(-1)).abs().max())
+    except (TypeError, RuntimeError) as error:
+        log.debug("packing_refused", error=str(error))
+        off = float("inf")
+    if off > AGREE:
+        model.config._attn_implementation = before
+    return off <= AGREE
+
+
 def _probe(vocab: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, vocab, (2, 16)))
 
@@ -192,8 +216,9 @@ def disagreement(decoder: Decoder, model: Any) -> float:
 
 def export(model: Any, folder: Path, tokenizer: str | None) -> None:
     """Write *model*, adapters merged, as a Hugging Face folder, with the files of *tokenizer*."""
-    model.config.save_pretrained(folder)
-    plain = type(model)(model.config)
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = None
+    plain = type(model)(config)
     with torch.no_grad():
         weights = published(model)
         for name, parameter in plain.named_parameters():

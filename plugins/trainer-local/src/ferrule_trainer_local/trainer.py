@@ -17,6 +17,7 @@ from ferrule import Checkpoint, CheckpointError, OptimParams, RunInfo, TrainerEr
 
 from . import checkpoint as store
 from . import model as models
+from .decoder import FastDecoder
 from .engine import Engine
 from .learner import Learner
 from .optimizers import Optimizer
@@ -66,12 +67,13 @@ class Work:
             raise TrainerError(f"trainer.context_length {length} is over the model's {positions} positions")
         split = models.splits(self.model)
         self.decoder = models.decoder_for(self.model, length, self.dtype)
+        packs = split and isinstance(self.decoder, FastDecoder) and models.packs(self.model)
         if config.lora is not None:
             self.model = models.add_lora(self.model, config.lora, run.seed)
         self.learner = Learner(
             self.model, split=split, vocab=self.vocab, tokens=config.micro_batch_tokens,
             autocast=None if self.dtype == torch.float32 else self.dtype,
-            dropout=config.lora is not None and config.lora.dropout > 0,
+            dropout=config.lora is not None and config.lora.dropout > 0, packs=packs,
         )
         engine = Engine(
             self.decoder, lockstep=config.schedule == "lockstep", patience=config.patience, max_batch=config.max_batch,
