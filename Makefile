@@ -14,7 +14,7 @@ SEED ?= 1
 
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml tests/testkit/pyproject.toml)
-FOLDERS = $(patsubst %/pyproject.toml,./%,$(PROJECTS))
+FOLDERS = $(subst ./plugins/trainer-local,./plugins/trainer-local[lora],$(patsubst %/pyproject.toml,./%,$(PROJECTS)))
 QUIET = OMP_NUM_THREADS=1 KMP_BLOCKTIME=0
 
 .PHONY: demo test lint clean help
@@ -28,7 +28,7 @@ $(VENV)/installed: $(PROJECTS)
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@$(PIP) hatchling editables "pytest>=8" "pytest-asyncio>=0.24" "hypothesis>=6.100" ruff
-	@$(PIP) --no-build-isolation $(foreach folder,$(FOLDERS),-e $(folder))
+	@$(PIP) --no-build-isolation $(foreach folder,$(FOLDERS),-e "$(folder)")
 	@touch $@
 
 demo: $(VENV)/installed

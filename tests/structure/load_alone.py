@@ -11,7 +11,7 @@ from ferrule.plugins import Registry
 
 def main(distribution: str) -> None:
     registry = Registry.discover()
-    mine = [c for c in registry.candidates() if c.distribution.replace("_", "-").lower() == distribution]
+    mine = [c for c in registry.candidates() if c.dist.key == distribution]
     if not mine:
         sys.exit(f"{distribution} offers no plugin")
     for candidate in mine:

@@ -184,6 +184,24 @@ def test_a_plugin_is_one_entry_point_whose_key_is_the_name_of_its_class(folder: 
     assert group in {"ferrule.hooks", f"ferrule.{kind}s", f"ferrule.{kind}es"}
 
 
+def test_the_check_of_a_plugin_alone_loads_what_it_offers_and_fails_where_there_is_nothing() -> None:
+    """What the nox session ``isolation`` runs in an environment of each plugin's own."""
+    script = str(ROOT / "tests" / "structure" / "load_alone.py")
+    done = subprocess.run([sys.executable, script, "ferrule-advantage-grpo"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("advantage grpo -> ferrule_advantage_grpo:Grpo\n")
+    done = subprocess.run([sys.executable, script, "ferrule-nothing"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "offers no plugin" in done.stderr
+
+
+@pytest.mark.parametrize("folder", PROJECTS, ids=lambda p: p.name)
+def test_make_installs_the_extras_that_tests_need(folder: Path) -> None:
+    extras = set(project_of(folder).get("optional-dependencies", {})) - {"test"}  # make names the test tools itself
+    line = f"./{folder.relative_to(ROOT)}[{','.join(sorted(extras))}]"
+    assert not extras or line in (ROOT / "Makefile").read_text()
+
+
 @pytest.mark.parametrize("folder", PROJECTS, ids=lambda p: p.name)
 def test_a_distribution_has_readme_example_tests_types_and_a_range_of_core(folder: Path) -> None:
     project = project_of(folder)
