@@ -85,13 +85,14 @@ def test_a_worker_started_elsewhere_loads_the_same_file_and_a_changed_one_fails_
     worker = (
         "import json, sys\nfrom pathlib import Path\nfrom ferrule.plugins import default_registry\n"
         "kind, text, base, digest = json.loads(sys.argv[1])\n"
-        "print(default_registry().resolve(kind, text, Path(base), sha256=digest).__module__)"
+        "cls = default_registry().resolve(kind, text, Path(base), sha256=digest)\n"
+        "print(cls.__module__, cls(cls.Config(coef=0.25)).config.coef)"
     )
     sent = json.dumps(["loss", "mine.py:Mine", str(home), line["sha256"]])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = site.python("-c", worker, sent, cwd=elsewhere)
-    assert done.stdout.strip() == cls.__module__, done.stderr
+    assert done.stdout.split() == [cls.__module__, "0.25"], done.stderr
     (home / "mine.py").write_text(LOSS + "# changed\n")
     done = site.python("-c", worker, sent, cwd=elsewhere)
     assert done.returncode != 0

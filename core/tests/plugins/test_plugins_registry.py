@@ -263,6 +263,26 @@ def test_the_manifest_says_what_was_loaded_and_only_that(site, tmp_path):
     assert filed["file"] == str(tmp_path / "mine.py")
 
 
+def test_the_hash_of_a_plugin_that_is_a_package_is_that_of_all_of_its_files(site):
+    package = site.path / "acme_losses"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .deep.echo import Echo\n")
+    (package / "deep" / "__init__.py").write_text("")
+    (package / "deep" / "echo.py").write_text(LOSS)
+    site.add("acme-losses", points=losses("acme_losses"))
+
+    def digest() -> str:
+        found = registry(site)
+        found.resolve("loss", "echo")
+        (line,) = found.manifest()
+        return line["sha256"]
+
+    before = digest()
+    assert digest() == before
+    (package / "deep" / "echo.py").write_text(LOSS + "# changed\n")
+    assert digest() != before
+
+
 def test_every_kind_has_its_group_and_hook(site):
     site.toy()
     found = registry(site)

@@ -175,7 +175,8 @@ class Registry:
         return [finding for finding in self.findings if norm(finding.distribution) == key]
 
     def manifest(self) -> list[dict[str, Any]]:
-        """What was loaded so far: ``reference``, ``kind``, ``class``, ``distribution``, ``version``, ``file`` and its ``sha256``."""
+        """What was loaded so far: ``reference``, ``kind``, ``class``, ``distribution``, ``version``, ``file``, and the ``sha256`` of that file or
+        of all of its package's Python files."""
         return [
             {
                 "reference": item.reference,
@@ -251,7 +252,7 @@ class Registry:
             file: str | None = str(ref.file)
         else:
             file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-            digest = files_digest(Path(file)) if file and os.path.isfile(file) else ""
+            digest = module_digest(cls.__module__)
         key = (ref.kind, ref.text, str(ref.file) if ref.file else None)
         self._loaded[key] = Loaded(ref.text, ref.kind, cls, ref.candidate, file, digest or None)
 
@@ -259,6 +260,19 @@ class Registry:
 def files_digest(path: Path) -> str:
     """The sha256 of a file, in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def module_digest(name: str) -> str:
+    """The sha256 of a module's file or, where it belongs to a package, of all Python files of the package; empty where there are none."""
+    top, module = (getattr(sys.modules.get(part), "__file__", None) for part in (name.partition(".")[0], name))
+    if module is None or not Path(module).is_file():
+        return ""
+    if top is None or Path(top).name != "__init__.py":
+        return files_digest(Path(module))
+    folder, whole = Path(top).parent, hashlib.sha256()
+    for file in sorted(folder.rglob("*.py"), key=lambda file: file.relative_to(folder).parts):
+        whole.update(f"{file.relative_to(folder).as_posix()}\0{files_digest(file)}\n".encode())
+    return whole.hexdigest()
 
 
 @functools.cache

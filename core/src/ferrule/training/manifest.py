@@ -26,9 +26,7 @@ def manifest(loaded: Loaded) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is no longer as it was when the run began: Ferrule, Python, and each plugin by version or, where it is a
-    file, by hash.
-    """
+    """What is no longer as it was when the run began: Ferrule, Python, and each plugin, by its version or else its hash."""
     out = [
         f"{name} is {now[key]}, and was {before[key]} when the run began"
         for key, name in (("ferrule", "Ferrule"), ("python", "Python"))
