@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ferrule.algorithm import build_batch
 from ferrule.kinds import KINDS, ObserverSpecs
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,13 @@ def test_the_configuration_page_is_what_the_schema_says() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (DOCS / "configuration.md").read_text() == module.main(), "run: python docs/make_configuration.py"
+
+
+def test_each_reason_for_which_something_leaves_a_batch_stands_in_the_docs() -> None:
+    reasons = re.findall(r"``([a-z_]+(?:/<\w+>)?)``[:;]", build_batch.__doc__ or "")
+    assert {"invalid_token", "compact/<termination>", "uniform_group"} <= set(reasons)
+    text = (DOCS / "dropping.md").read_text()
+    assert [reason for reason in reasons if f"`{reason}`" not in text] == []
 
 
 @pytest.mark.parametrize("page", sorted([*DOCS.glob("*.md"), ROOT / "README.md"]), ids=lambda p: p.name)

@@ -79,6 +79,22 @@ def test_a_validators_failure_hides_no_other_field(problems):
     assert [text.partition(":")[0] for text in found] == ["28 train.steps", "29 train.group_size", "30 train.tasks_per_step"]
 
 
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("eval.limit=0", "eval.limit: 'limit' must be >= 1: 0"),
+        ("eval.modes=[]", "eval.modes: Length of 'modes' must be >= 1: 0"),
+        ('eval.modes=["greedy", "greedy"]', "eval.modes: listed twice: greedy"),
+        ("rollout.max_steps=0", "rollout.max_steps: 'max_steps' must be >= 1: 0"),
+        ("rollout.timeout=0", "rollout.timeout: 'timeout' must be > 0.0: 0.0"),
+        ("policy.eps_clip_high=0", "policy.eps_clip_high: 'eps_clip_high' must be > 0.0: 0.0"),
+        ("train.optim.betas=[0.9, 1.0]", "train.optim.betas: 'betas' must be < 1.0: 1.0"),
+    ],
+)
+def test_numbers_that_no_run_can_use_are_refused(problems, override, found):
+    assert problems(override) == [f"--set {override.partition('=')[0]} {found}"]
+
+
 PLUGIN = """
 from __future__ import annotations
 import enum

@@ -11,6 +11,7 @@ from attrs import validators as v
 from ..data import ModelSpec, OptimParams, SamplingParams
 from ..kinds import Advantage, AuxLoss, Harness, Observer, Renderer, SandboxBackend, Taskset, Trainer
 from .use import Use
+from .validators import each_once
 
 Reduction = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "token-sum"]
 
@@ -24,7 +25,7 @@ class PolicyConfig:
 
     loss: str = "ppo"
     eps_clip: float = attrs.field(default=0.2, validator=v.gt(0.0))
-    eps_clip_high: float | None = None
+    eps_clip_high: float | None = attrs.field(default=None, validator=v.optional(v.gt(0.0)))
     reduction: Reduction = "token-mean"
     unit: Literal["trajectory", "row"] = "trajectory"
     recompute_old: bool = False
@@ -51,10 +52,10 @@ class RolloutConfig:
     ``reward`` names the score that is the reward where a task records several.
     """
 
-    max_steps: int | None = None
-    max_prompt_tokens: int | None = None
-    max_response_tokens: int | None = None
-    timeout: float | None = None
+    max_steps: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
+    max_prompt_tokens: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
+    max_response_tokens: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
+    timeout: float | None = attrs.field(default=None, validator=v.optional(v.gt(0.0)))
     slots: int = attrs.field(default=64, validator=v.ge(1))
     retries: int = attrs.field(default=2, validator=v.ge(0))
     reward: str | None = None
@@ -104,10 +105,10 @@ class EvalConfig:
     """
 
     split: str = "eval"
-    limit: int | None = None
+    limit: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
     every: int = attrs.field(default=20, validator=v.ge(0))
     untrained: bool = True
-    modes: tuple[Literal["sampled", "greedy"], ...] = ("sampled",)
+    modes: tuple[Literal["sampled", "greedy"], ...] = attrs.field(default=("sampled",), validator=[v.min_len(1), each_once])
     temperature: float = attrs.field(default=1.0, validator=v.ge(0.0))
 
 
@@ -121,7 +122,10 @@ class SaveConfig:
 
 @attrs.frozen
 class RunConfig:
-    """A whole configuration. Sections with ``use`` name a plugin; the keys beside it are that plugin's own."""
+    """A whole configuration. Sections with ``use`` name a plugin; the keys beside it are that plugin's own.
+
+    ``runs`` is the folder of runs. ``required`` lists distributions that must be installed, as ``ferrule-loss-echo>=0.1``.
+    """
 
     taskset: Use[Taskset]
     harness: Use[Harness]

@@ -15,3 +15,10 @@ def existing(instance: object, attribute: Any, value: Any) -> None:
     missing = [str(path) for path in paths if not Path(path).exists()]
     if missing:
         raise ValueError(f"no such file: {', '.join(missing)}")
+
+
+def each_once(instance: object, attribute: Any, value: Any) -> None:
+    """An attrs validator: nothing stands in the list twice."""
+    twice = sorted({str(each) for each in value if list(value).count(each) > 1})
+    if twice:
+        raise ValueError(f"listed twice: {', '.join(twice)}")

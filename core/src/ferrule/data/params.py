@@ -38,7 +38,9 @@ class OptimParams:
     name: str = "adamw"
     lr: float = attrs.field(default=1e-4, validator=v.gt(0.0))
     adamw_lr: float = attrs.field(default=2e-3, validator=v.gt(0.0))
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = attrs.field(
+        default=(0.9, 0.95), validator=v.deep_iterable(v.and_(v.ge(0.0), v.lt(1.0)))
+    )
     eps: float = attrs.field(default=1e-8, validator=v.gt(0.0))
     weight_decay: float = attrs.field(default=0.0, validator=v.ge(0.0))
     max_grad_norm: float = attrs.field(default=1.0, validator=v.ge(0.0))
