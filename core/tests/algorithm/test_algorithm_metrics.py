@@ -109,6 +109,10 @@ class TestAccuracy:
         nothing = [ferrule.Episode(f"n{i}", f"n{i}", 0, (ferrule.Trajectory("agent", reward=0.0),), reward=0.0) for i in range(20)]
         assert accuracy(played + nothing) == {"accuracy": 0.40, "no_step_rate": 0.20, "attempts": 100}
 
+    def test_what_a_harness_without_a_model_said_is_a_step(self):
+        said, silent = (ferrule.Episode(f"e{n}", "t", 0, reward=0.0, metrics={"messages": float(n)}) for n in (2, 0))
+        assert accuracy([said, silent])["no_step_rate"] == 0.5
+
     def test_those_that_left_no_episode_count_too(self, make):
         played = [make.episode(f"t{i}", 0, reward=float(i < 40)) for i in range(80)]
         assert accuracy(played, meant=100) == {"accuracy": 0.40, "no_step_rate": 0.20, "attempts": 100}

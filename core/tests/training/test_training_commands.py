@@ -69,7 +69,11 @@ def test_runs_are_listed_and_shown(trained) -> None:
     assert list(shown["episodes"]) == ["eval/step-0", "train/step-1", "train/step-2", "eval/step-2"]
     assert {p["kind"] for p in shown["plugins"]} == {"taskset", "harness", "trainer", "renderer", "advantage"}
     assert all(len(p["sha256"]) == 64 for p in shown["plugins"])
-    assert "train/step-2" in ferrule("runs", "show", trained / "runs" / listed["run"], cwd=trained).stdout
+    plain = ferrule("runs", "show", trained / "runs" / listed["run"], cwd=trained).stdout
+    assert "train/step-2" in plain
+    figures = [f"{mode}/{name}" for mode in ("sampled", "greedy") for name in ("reward", "accuracy")]
+    header = next(line for line in plain.splitlines() if line.startswith("evaluation\t")).split("\t")
+    assert set(header[1:]) == {*figures, "sampled/observation_ce"}
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "%2e%2e", "%252e%252e%252f", "a/b", "/etc", ""])
@@ -168,6 +172,19 @@ def test_eval_plays_a_split_without_a_model(write) -> None:
     assert summary["evals"][0]["eval/sampled/reward"] == 1.0
     assert summary["evals"][0]["eval/sampled/attempts"] == 3
     assert summary["kind"] == "eval"
+
+
+def test_a_run_says_what_it_dropped_and_which_optimizer_steps_it_did_not_take(write) -> None:
+    config = write(taskset='ToyTasks", broken_attempt = 0 }')
+    words = ("--set", "train.steps=1", "--set", "sampling.temperature=0.0", "--set", "train.tasks_per_step=12")
+    for command in (("train", *words), ("eval", "--split", "train")):
+        assert ferrule(command[0], config, *command[1:], cwd=config.parent).returncode == 0
+    trained, evaluated = (run.run for run in list_runs(config.parent / "runs"))
+    shown = ferrule("runs", "show", trained, cwd=config.parent).stdout
+    assert "verifier_crashed\t1\n" in shown
+    assert "uniform_group\t47\n" in shown
+    assert "optimizer steps not taken: 1 (nothing left)" in shown
+    assert "eval/verifier_crashed\t2\n" in ferrule("runs", "show", evaluated, cwd=config.parent).stdout
 
 
 def test_a_sweep_names_a_broken_backend_and_sweeps_the_others(tmp_path) -> None:

@@ -67,7 +67,8 @@ def accuracy(episodes: Iterable[Episode], *, meant: int | None = None, right: fl
     played = list(episodes)
     attempts = len(played) if meant is None else max(meant, len(played))
     correct = sum(not e.failed and e.reward is not None and e.reward >= right - 1e-9 for e in played)
-    stepped = sum(any(len(t.steps) for t in e.trajectories) for e in played)
+    # A harness without a model has no trajectory; what it said is counted all the same.
+    stepped = sum(any(len(t.steps) for t in e.trajectories) or (not e.trajectories and e.metrics.get("messages", 0) > 0) for e in played)
     return {
         "accuracy": correct / attempts if attempts else 0.0,
         "no_step_rate": (attempts - stepped) / attempts if attempts else 0.0,

@@ -148,14 +148,15 @@ def told(stage: str, step: int, metrics: Mapping[str, float]) -> str | None:
         parts.append(f"rollout {metrics.get('time/rollout', 0.0):.1f} s  train {metrics.get('time/train', 0.0):.1f} s")
         return "  ".join(part for part in parts if part)
     if stage == "eval":
-        figures = [f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items() if _headline(name)]
+        figures = [f"{name.removeprefix('eval/')} {value:.3f}" for name, value in metrics.items() if headline(name)]
         return f"eval at step {step}: ".replace("step -1", "the start") + "  ".join(figures)
     if "sft/dev_reward" in metrics:
         return f"SFT step {step}: reward on the dev split {metrics['sft/dev_reward']:.3f}"
     return f"SFT step {step}: loss {metrics['sft/loss']:.3f}" if step % 50 == 0 and "sft/loss" in metrics else None
 
 
-def _headline(name: str) -> bool:
+def headline(name: str) -> bool:
+    """Whether a metric of an evaluation stands in tables."""
     parts = name.split("/")
     return len(parts) == 3 and parts[0] == "eval" and parts[2] in ("reward", "accuracy", "observation_ce")
 
@@ -164,7 +165,7 @@ def closing(summary: Summary) -> list[str]:
     """The end of a run in lines: the table of evaluations, what was dropped and why, where everything lies."""
     out = [""]
     if summary.evals:
-        columns = list(dict.fromkeys(name for table in summary.evals for name in table if _headline(name)))
+        columns = list(dict.fromkeys(name for table in summary.evals for name in table if headline(name)))
         rows = [["evaluation", *(name.removeprefix("eval/") for name in columns)]]
         rows += [
             [table["label"], *(f"{table[name]:.3f}" if name in table else "" for name in columns)]

@@ -21,7 +21,8 @@ runs_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
     envvar="FERRULE_RUNS",
-    help="The folder of runs. [default: that of the configuration, or ./runs]",
+    show_envvar=True,
+    help="The folder of runs. [default: ./runs; with a CONFIG, what it says]",
 )
 
 

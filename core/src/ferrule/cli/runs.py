@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 
 from ..store import RunStore, list_runs
 from .output import emit, heading, table
+from .progress import headline
 from .running import open_run, runs_option
 
 
@@ -58,14 +60,10 @@ def show_command(run: str, runs: Path | None, as_json: bool) -> None:
     heading("\nplugins")
     table(["kind", "reference", "distribution", "version"], plugins)
     if shown["evals"]:
-        names = list(
-            dict.fromkeys(
-                n for e in shown["evals"] for n in e if n.endswith(("/reward", "/accuracy", "/observation_ce"))
-            )
-        )
+        names = list(dict.fromkeys(name for figures in shown["evals"] for name in figures if headline(name)))
         heading("\nevaluations")
         table(
-            ["evaluation", *names],
+            ["evaluation", *(name.removeprefix("eval/") for name in names)],
             [[e["label"], *(f"{e[n]:.3f}" if n in e else "" for n in names)] for e in shown["evals"]],
         )
     heading("\nepisodes")
@@ -77,12 +75,17 @@ def show_command(run: str, runs: Path | None, as_json: bool) -> None:
     if shown["dropped"]:
         heading("\ndropped")
         table(["reason", "count"], sorted(shown["dropped"].items()))
+    for reason, count in sorted(shown["skipped"].items()):
+        click.echo(f"optimizer steps not taken: {count} ({reason.replace('_', ' ')})")
 
 
 def _describe(store: RunStore) -> dict[str, Any]:
     manifest = store.manifest
     summary = next(run for run in list_runs(store.root) if run.run == store.id)
-    state = store.load_state() or {}
+    state = store.load_state()
+    if state is None:  # an evaluation saves no position: what it dropped are its failed episodes
+        failed = [row.failure for row in store.index.find(run=store.id, status="filed") if row.failure]
+        state = {"dropped": dict(Counter(f"{manifest['kind']}/{failure}" for failure in failed))}
     evals = [line for line in store.metrics() if line.get("stage") == "eval"]
     return {
         **{
