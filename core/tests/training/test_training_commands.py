@@ -115,7 +115,8 @@ def test_live_progress_on_a_terminal(write) -> None:
     out = _on_a_terminal("train", str(write()), "--set", "train.steps=1", cwd=write().parent)
     assert "12/12" in out
     assert "episodes/s" in out
-    assert "reward" in out
+    assert "reward 0." in out
+    assert "accuracy 0." in out
 
 
 def test_resume_takes_nothing_that_would_change_the_run(write, trained) -> None:

@@ -244,6 +244,17 @@ async def test_accuracy_counts_every_attempt_that_was_meant_to_run(write) -> Non
     assert metrics["eval/sampled/reward"] == 0.5
 
 
+def test_running_figures_count_failed_episodes_as_not_right_and_not_as_a_reward_of_nothing() -> None:
+    from ferrule.training.measure import Running
+
+    ended = [ferrule.Episode(f"e{i}", "t", i, reward=reward) for i, reward in enumerate((1.0, 0.5))]
+    ended.append(ferrule.Episode("e2", "t", 2, failure=ferrule.Failure.ENGINE_FAILED))
+    running = Running()
+    assert running.add(ended[2]) == {"accuracy": 0.0}
+    assert running.add(ended[0]) == {"reward": 1.0, "accuracy": 0.5}
+    assert running.add(ended[1]) == {"reward": 0.75, "accuracy": pytest.approx(1 / 3)}
+
+
 async def test_completions_that_are_all_empty_are_said_to_be(write) -> None:
     toys = write().parent / "mute.py"
     toys.write_text(

@@ -62,6 +62,24 @@ def evaluated(mode: str, episodes: Sequence[Episode], meant: int) -> dict[str, f
     return out | played(episodes, prefix)
 
 
+class Running:
+    """Figures of episodes while they come in, each at the same cost: ``accuracy`` over all, ``reward`` over those that have one."""
+
+    def __init__(self) -> None:
+        self._episodes = self._rewarded = 0
+        self._right = self._reward = 0.0
+
+    def add(self, episode: Episode) -> dict[str, float]:
+        """Count *episode*; the figures with it."""
+        self._episodes += 1
+        self._right += accuracy([episode])["accuracy"]
+        if episode.reward is not None:
+            self._rewarded += 1
+            self._reward += episode.reward
+        figures = {"reward": self._reward / self._rewarded} if self._rewarded else {}
+        return {**figures, "accuracy": self._right / self._episodes}
+
+
 def of_trainer(output: StepOutput) -> dict[str, float]:
     """What the backend measured itself, under ``trainer/`` where it has no path of its own."""
     return {name if "/" in name else f"trainer/{name}": value for name, value in output.metrics.items()}

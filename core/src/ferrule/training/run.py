@@ -15,6 +15,7 @@ from ..kinds import Task, Trainer
 from ..logs import get_logger
 from ..rollout import Player
 from ..store import RunStore
+from .measure import Running
 from .parts import Parts
 from .position import Position, keep_only, save
 from .reporter import Reporter
@@ -79,15 +80,13 @@ class Run:
         is asked to stop.
         """
         self.reporter.begin(title, len(plays), "episodes")
-        done: list[float] = []
+        running = Running()
 
         async def one(task: Task, attempt: int) -> Episode:
             episode = await self.player.play(task, attempt, step=step, group=group, sampling=sampling)
             episode.group = filed_as or group
             self.file(episode)
-            if episode.reward is not None:
-                done.append(episode.reward)
-            self.reporter.advance(1, {"reward": sum(done) / len(done)} if done else None)
+            self.reporter.advance(1, running.add(episode))
             if episode.failed and self.config.train.stop_on_error:
                 raise FerruleError(
                     f"episode {episode.id} failed, and train.stop_on_error is set: {episode.failure}: {episode.error}"
