@@ -42,7 +42,7 @@ def test_secrets_are_hidden_wherever_they_stand(loads, command, project):
         assert "hunter2" not in out + err
 
 
-@pytest.mark.parametrize("key", ["api_key", "apiKey", "API-KEY", "token", "HF_TOKEN", "client.secret", "password", "key", "OPENAI_API_KEY"])
+@pytest.mark.parametrize("key", ["api_key", "apiKey", "API-KEY", "token", "HF_TOKEN", "client.secret", "password", "key", "OPENAI_API_KEY", "Authorization", "aws_credentials"])
 def test_names_of_secrets(key):
     assert is_secret(key)
 

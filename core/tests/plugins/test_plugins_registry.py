@@ -10,6 +10,7 @@ from ferrule import PluginError, hookimpl
 from ferrule.kinds import KINDS, AuxLoss
 from ferrule.plugins import Registry
 from ferrule.plugins import registry as registry_module
+from ferrule.plugins.compat import nearest
 
 LOSS = """
 import ferrule
@@ -31,6 +32,15 @@ def test_a_name_resolves_to_its_class_whatever_its_case_and_separators(site):
     found = registry(site)
     classes = {found.resolve("loss", name) for name in ("my_echo", "my-echo", "My.Echo", "my_echo@fake-losses", "my_echo@Fake_Losses")}
     assert [cls.__name__ for cls in classes] == ["Echo"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("gpro", "grpo"), ("prop", "prpo"), ("grp", "grpo"), ("rlo", "rloo"), ("ehco", "echo"), ("reinforce_plus", "reinforce"), ("xgrpo", "grpo")],
+)
+def test_of_several_near_names_the_one_with_the_fewest_slips_is_suggested(written, meant):
+    names = ["prpo", "grpo", "rloo", "opo", "echo", "reinforce", "reinforce_plus_plus_baseline"]
+    assert nearest(written, names) == f"; did you mean {meant!r}?"
 
 
 def test_discovery_imports_nothing_and_a_resolution_only_what_it_names(site):

@@ -29,7 +29,16 @@ def test_a_png_is_left_in_the_run_folder_and_a_plot_in_the_terminal(
     assert "train (agent)" in shown
     assert "held out (sampled)" in shown
     assert "held out (greedy)" in shown
+    assert shown.splitlines()[-1] == f"plot: {tmp_path / 'reward.png'}"
     assert not list(tmp_path.glob(".*")), "no half-written file stays behind"
+
+
+def test_of_a_single_evaluation_only_the_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    observer, run = RewardPlot(RewardPlot.Config()), run_info(tmp_path)
+    observer.ferrule_metrics(run=run, stage="eval", step=0, metrics={"eval/sampled/reward": 0.6})
+    observer.ferrule_run_finished(run=run, summary={"status": "done"})
+    assert capsys.readouterr().out == f"plot: {tmp_path / 'reward.png'}\n"
+    assert (tmp_path / "reward.png").exists()
 
 
 def test_a_resumed_run_draws_the_steps_before_the_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,23 @@ if TYPE_CHECKING:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint to end a message with: the nearest of *known*, or all of them where none is near."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, 1)
+    near = difflib.get_close_matches(name, names, 5)
     if near:
-        return f"; did you mean {near[0]!r}?"
+        return f"; did you mean {min(near, key=lambda known: _slips(name, known))!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def _slips(written: str, meant: str) -> int:
+    """How many slips of the hand lie between the two: a letter too many, too few or wrong, or two swapped (optimal string alignment)."""
+    before, last = [0] * (len(meant) + 1), list(range(len(meant) + 1))
+    for i, a in enumerate(written, 1):
+        row = [i]
+        for j, b in enumerate(meant, 1):
+            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == meant[j - 2] and written[i - 2] == b:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]
 
 
 def core_mismatch(dist: Dist, core: str = __version__) -> str | None:

@@ -15,7 +15,7 @@ import ferrule
 class RewardPlot(ferrule.Observer, name="plot"):
     """Keeps the reward curves of a run and draws them to ``<run>/<file>``, and to the terminal when the run ends.
 
-    It reads ``reward/<role>/mean`` of the stage ``train`` and ``eval/<mode>/reward`` of the stage ``eval``. A resumed run
+    A curve of one point is no plot: the terminal is then told only where the file is. It reads ``reward/<role>/mean`` of the stage ``train`` and ``eval/<mode>/reward`` of the stage ``eval``. A resumed run
     starts from the curves that the run's ``metrics.jsonl`` already holds.
     """
 
@@ -49,7 +49,9 @@ class RewardPlot(ferrule.Observer, name="plot"):
             return
         self._save(run.dir / self.config.file)
         if self.config.terminal:
-            print(self._text())
+            if any(len(curve) > 1 for curve in self._curves.values()):
+                print(self._text())
+            print(f"plot: {run.dir / self.config.file}")
 
     def _add(self, stage: str, step: int, metrics: Mapping[str, Any]) -> None:
         for key, value in metrics.items():
