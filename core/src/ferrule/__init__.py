@@ -28,6 +28,7 @@ _HOMES = {
         "hookimpl", "hookspec",
     ),
     "config": ("existing",),
+    "logs": ("get_logger",),
     "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Ledger"),
     "sandboxes": (
         "OUTPUT_LIMIT", "BoundedOutput", "Commands", "FileView", "Mount", "RegisterEntry", "RunningCommand", "SandboxRegister",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .data import *  # noqa: F403
     from .errors import *  # noqa: F403
     from .kinds import *  # noqa: F403
+    from .logs import get_logger as get_logger
     from .rollout import Agent as Agent
     from .rollout import Ledger as Ledger
     from .rollout import Play as Play

@@ -39,9 +39,9 @@ class Mask(enum.Enum):
 
     def of(self, kind: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Where *kind*, uint8[T], is in the set: bool[T]."""
-        if self is Mask.ENVIRONMENT:
-            return (kind == TokenKind.OBSERVATION) | (kind == TokenKind.SCAFFOLD)
-        return kind == (TokenKind.ACTION if self is Mask.ACTION else TokenKind.OBSERVATION)
+        first = TokenKind.ACTION if self is Mask.ACTION else TokenKind.OBSERVATION
+        mask: NDArray[np.bool_] = kind == first
+        return mask | (kind == TokenKind.SCAFFOLD) if self is Mask.ENVIRONMENT else mask
 
 
 _KINDS = {

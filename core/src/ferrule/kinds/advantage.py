@@ -48,12 +48,14 @@ class RewardBatch:
     def flat(self) -> NDArray[np.bool_]:
         if not len(self):
             return np.zeros(0, bool)
-        return np.maximum.reduceat(self.rewards, self.starts) == np.minimum.reduceat(self.rewards, self.starts)
+        flat: NDArray[np.bool_] = np.maximum.reduceat(self.rewards, self.starts) == np.minimum.reduceat(self.rewards, self.starts)
+        return flat
 
     @cached_property
     def singleton(self) -> NDArray[np.bool_]:
         """bool[G], True for groups of one."""
-        return self.size == 1
+        single: NDArray[np.bool_] = self.size == 1
+        return single
 
     @cached_property
     def centred(self) -> NDArray[np.float64]:

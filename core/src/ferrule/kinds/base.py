@@ -53,7 +53,7 @@ class Plugin:
         config = cls.__dict__.get("Config")
         if config is None:
             return
-        inherited = next(base.Config for base in cls.__mro__[1:] if "Config" in base.__dict__)
+        inherited = next(vars(base)["Config"] for base in cls.__mro__[1:] if "Config" in base.__dict__)
         if not attrs.has(config) or "__attrs_attrs__" not in config.__dict__:
             raise TypeError(f"{cls.__qualname__}.Config must be an attrs class: put @attrs.frozen on it")
         if not issubclass(config, inherited):

@@ -20,7 +20,7 @@ class Observer(Plugin):
 class ObserverSpecs:
     @hookspec
     def ferrule_run_started(self, run: RunInfo, config: Mapping[str, Any]) -> None:
-        """The run's folder exists; *config* is the resolved configuration as plain data, secrets left out."""
+        """The run's folder exists; *config* is the configuration as it was given, ``--set`` included, as plain data without its secrets."""
 
     @hookspec
     def ferrule_episode_finished(self, run: RunInfo, episode: Episode) -> None:
