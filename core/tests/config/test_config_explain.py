@@ -83,6 +83,19 @@ def test_explain_names_the_plugins_with_their_versions_and_what_is_played(comman
     assert trainer["provides"] == ["cross_entropy", "logprobs", "policy loss cross_entropy", "policy loss importance_sampling", "policy loss ppo"]
 
 
+def test_explain_says_which_tokens_a_loss_is_over_with_its_options(command, project):
+    (project / "wide.py").write_text(
+        "import attrs, ferrule\nclass Wide(ferrule.AuxLoss, name='wide'):\n    mask = ferrule.Mask.OBSERVATION\n    @attrs.frozen\n"
+        "    class Config(ferrule.AuxLoss.Config):\n        mask: str = 'observation'\n    def weight(self, row, ctx): return 1.0\n"
+        "    def tokens(self, row): return ferrule.Mask(self.config.mask).of(row.kind)\n"
+    )
+    for mask, over in (("observation", "observation"), ("environment", "observation and scaffold"), ("nonsense", "observation")):
+        loss = f"losses=[{{use = '{project}/wide.py:Wide', coef = 0.5, mask = '{mask}'}}]"
+        code, out, err = command("explain", project / "run.toml", "--set", loss)
+        assert code == 0, err
+        assert f"auxiliary loss wide: coefficient 0.5, over {over} tokens" in out
+
+
 ODD = '''\
 # a comment with = and [brackets]
 title = "has = and [x] # in it"

@@ -73,6 +73,22 @@ def _plugin(loaded: Loaded, section: str, use: Any) -> dict[str, Any]:
     }
 
 
+def _over(use: Any) -> str:
+    """The kinds of token that a loss, with its options, is over: asked of a row that has one of each."""
+    import numpy as np
+
+    from ..data import Row, TokenKind
+
+    kinds = np.array([TokenKind.PROMPT, *TokenKind], np.uint8)  # position 0 is in no loss
+    zeros = np.zeros(len(kinds))
+    row = Row(zeros.astype(np.int32), kinds, zeros.astype(np.float32), zeros.astype(np.int32))
+    try:
+        mask = np.asarray(use.make().tokens(row), bool)
+        return " and ".join(TokenKind(kind).name.lower() for kind in kinds[1:][mask[1:]]) or "no"
+    except Exception:  # a loss that chooses by more than kinds
+        return str(use.cls.mask.value)
+
+
 def _played(loaded: Loaded) -> list[str]:
     config = loaded.config
     taskset = config.taskset.make()
@@ -92,7 +108,7 @@ def _played(loaded: Loaded) -> list[str]:
         )
         for use in config.losses:
             coef = getattr(use.config, "coef", None)
-            lines.append(f"auxiliary loss {use.label}: coefficient {coef:g}{' (off)' if coef == 0 else ''}, over {use.cls.mask.value} tokens")
+            lines.append(f"auxiliary loss {use.label}: coefficient {coef:g}{' (off)' if coef == 0 else ''}, over {_over(use)} tokens")
     evaluation = config.eval
     limit = f"at most {evaluation.limit} tasks" if evaluation.limit is not None else "each task"
     every = f", every {evaluation.every} steps" if evaluation.every and config.trainer is not None and config.train.steps else ""
