@@ -37,6 +37,10 @@ class Logger:
     def error(self, event: str, **values: Any) -> None:
         self._emit("error", event, values)
 
+    def exception(self, event: str, **values: Any) -> None:
+        """An error with the traceback of the exception that is being handled."""
+        self._emit("exception", event, values)
+
 
 def get_logger(name: str) -> Logger:
     """The logger called *name* (``ferrule.rollout``; a plugin's ``__name__``): silent until an application configures structlog."""

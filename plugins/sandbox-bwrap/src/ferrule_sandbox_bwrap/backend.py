@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import attrs
-import structlog
 from attrs import validators as v
 
 import ferrule
@@ -18,7 +17,7 @@ from .box import BwrapSandbox, remove
 from .host import SYSTEM, as_root, free_uid, tools
 from .limits import Groups, Wanted
 
-log = structlog.get_logger("ferrule.sandbox.bwrap")
+log = ferrule.get_logger("ferrule.sandbox.bwrap")
 
 
 class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-import structlog
-
 import ferrule
 
 from . import limits
@@ -21,7 +19,7 @@ from .space import BOX, Space
 if TYPE_CHECKING:
     from .backend import BwrapSandboxes
 
-log = structlog.get_logger("ferrule.sandbox.bwrap")
+log = ferrule.get_logger("ferrule.sandbox.bwrap")
 
 USERS = {None: "agent", "agent": "agent", "1000": "agent", "root": "root", "0": "root"}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

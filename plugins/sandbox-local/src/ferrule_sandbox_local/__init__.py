@@ -14,13 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import attrs
-import structlog
 
 import ferrule
 
 __all__ = ["LocalSandbox", "LocalSandboxes"]
 
-log = structlog.get_logger("ferrule.sandbox.local")
+log = ferrule.get_logger("ferrule.sandbox.local")
 
 BOX, COMMAND = "FERRULE_SANDBOX", "FERRULE_COMMAND"
 """Environment variables that mark a sandbox's processes, and those of one command: daemons are found by them."""

@@ -12,17 +12,16 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-import structlog
 import torch
 
-from ferrule import EpisodeFailed, Failure, Sample
+from ferrule import EpisodeFailed, Failure, Sample, get_logger
 
 from .cache import KVBatch
 from .decoder import Decoder
 from .draw import Draw
 from .state import Request, State
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 WINDOW = 256
 """The most steps between two looks at the rows' bookkeeping."""
 ALONE = 96

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor
 
-from ferrule import ModelSpec, TrainerError, derive_seed
+from ferrule import ModelSpec, TrainerError, derive_seed, get_logger
 
 from . import packing
 from .cache import KVBatch
@@ -22,7 +21,7 @@ from .decoder import Decoder, FastDecoder, ModelDecoder
 if TYPE_CHECKING:
     from . import Lora, Tiny
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 AGREE = 1e-5
 """How far a hand-written decoder may be from the model, in nats, to be used."""
 BROKEN = 1e-2

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import structlog
 import torch
 
-from ferrule import Checkpoint, CheckpointError, OptimParams, RunInfo, TrainerError
+from ferrule import Checkpoint, CheckpointError, OptimParams, RunInfo, TrainerError, get_logger
 
 from . import checkpoint as store
 from . import model as models
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from . import LocalTrainer
 
 T = TypeVar("T")
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def prepare_thread(threads: int | None) -> None:
