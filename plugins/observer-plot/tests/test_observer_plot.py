@@ -63,3 +63,17 @@ def test_the_terminal_plot_can_be_switched_off(tmp_path: Path, capsys: pytest.Ca
     observer.ferrule_run_finished(run=run, summary={"status": "done"})
     assert capsys.readouterr().out == ""
     assert (tmp_path / "reward.png").exists()
+
+
+@pytest.mark.parametrize("best", [0.5, 1.0, 2.5])
+def test_the_terminal_plot_shows_every_evaluation_the_last_and_the_best_among_them(
+    best: float, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    observer, run = RewardPlot(RewardPlot.Config()), run_info(tmp_path)
+    for step, reward in ((-1, 0.0), (0, 0.1), (20, 0.2), (40, best)):
+        observer.ferrule_metrics(run=run, stage="eval", step=step, metrics={"eval/sampled/reward": reward})
+    observer.ferrule_run_finished(run=run, summary={"status": "done"})
+    lines = capsys.readouterr().out.splitlines()
+    axis = next(i for i, line in enumerate(lines) if "RL step" in line)
+    assert sum(line.partition("|")[2].count("s") for line in lines[:axis]) == 4
+    assert lines[axis + 1].split("|")[1].split() == ["-1", "6", "13", "20", "27", "34", "41"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,16 +87,24 @@ class RewardPlot(ferrule.Observer, name="plot"):
         import plotille
 
         figure = plotille.Figure()
-        figure.width, figure.height = 68, 16
+        # What lies on the upper edge of the limits is not drawn, so there is one row and one column more than the axes need.
+        figure.width, figure.height = 61, 11
+        figure.origin = False
         figure.color_mode = "names"
         figure.with_colors = False
         figure.x_label, figure.y_label = "RL step", "reward"
         figure.register_label_formatter(float, lambda value, chars, **_: f"{value:{chars}.2f}")
         points = self._points()
+        first = min(0, *(steps[0] for _, steps, _ in points))
         last = max(step for _, steps, _ in points for step in steps)
         values = [value for _, _, curve in points for value in curve]
-        figure.set_x_limits(min(0, *(steps[0] for _, steps, _ in points)), max(last, 1))
-        figure.set_y_limits(min(0.0, *values), max(1.0, *values))
+        apart = max(1, math.ceil((last - first) / 6))  # steps between two ticks, which stand ten columns apart
+        figure.set_x_limits(first, first + 6.1 * apart)
+        figure.x_ticks_fkt = lambda low, _: round(low)
+        figure.register_label_formatter(int, lambda value, chars, **_: f"{value:<{chars}}")
+        low, high = min(0.0, *values), max(1.0, *values)
+        figure.set_y_limits(low, low + 1.1 * (high - low))
+        figure.y_ticks_fkt = lambda value, _: value if value < low + 1.05 * (high - low) else ""
         for name, steps, curve in points:
             figure.plot(steps, curve, label=name, marker=None if name.startswith("train") else name.split("(")[1][0])
         return str(figure.show(legend=True))
