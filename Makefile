@@ -1,4 +1,10 @@
-# The front door. `make demo` trains an agent here; `make test` runs the whole suite. Both make their own environment.
+# The front door. Each target makes the environment that it needs, in .venv.
+#
+#   make demo      train an agent on this machine's CPU
+#   make test      run the whole suite
+#   make lint      check style
+#   make install   only the environment; then `. .venv/bin/activate` puts the `ferrule` command on your PATH
+#   make clean     remove the environment and the caches
 #
 #   PYTHON       the interpreter to use (3.11 or newer)
 #   TORCH        what to install as torch
@@ -17,10 +23,13 @@ PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyp
 FOLDERS = $(subst ./plugins/trainer-local,./plugins/trainer-local[lora],$(patsubst %/pyproject.toml,./%,$(PROJECTS)))
 QUIET = OMP_NUM_THREADS=1 KMP_BLOCKTIME=0
 
-.PHONY: demo test lint clean help
+# What a shell has set for its own runs is not for these.
+unexport FERRULE_PLUGINS FERRULE_DISABLE FERRULE_RUNS
+
+.PHONY: help demo test lint install clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 $(VENV)/installed: $(PROJECTS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Ferrule needs Python 3.11 or newer, this is {v.major}.{v.minor}: make PYTHON=python3.12 ...")'
@@ -36,6 +45,8 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(QUIET) $(VENV)/bin/python -m pytest -q
+
+install: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

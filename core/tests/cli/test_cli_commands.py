@@ -105,6 +105,17 @@ def test_show_asks_a_process_of_its_own(site):
     assert "--kind" in several.stderr
 
 
+def test_a_class_that_no_kind_can_use_is_told_what_is_wrong_with_it_and_not_with_a_kind_nobody_named(site, tmp_path):
+    (tmp_path / "mine.py").write_text("import ferrule\nclass Odd: pass\nclass Half(ferrule.AuxLoss): pass\n")
+    odd, half, module = (
+        site.run("plugins", "show", text, cwd=tmp_path).stderr for text in ("mine.py:Odd", "mine.py:Half", "mine:Half")
+    )
+    assert odd == "'mine.py:Odd' is no plugin: it extends no base class of a kind\n"
+    assert half == "'mine.py:Half' is not finished: it does not define weight\n"
+    assert module.startswith("'mine:Half' did not load: ModuleNotFoundError")
+    assert module.endswith("a file is written mine.py:Half\n")
+
+
 def test_a_plugin_that_ends_its_process_does_not_end_ours(site):
     site.add("fatal", points={"ferrule.losses": {"fatal": "fatal:X"}}, modules={"fatal": "import os, sys; print('bye', file=sys.stderr); sys.stderr.flush(); os._exit(9)"})
     site.add("loud", points={"ferrule.losses": {"loud": "loud:X"}}, modules={"loud": BROKEN})

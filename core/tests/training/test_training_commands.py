@@ -105,6 +105,17 @@ def test_an_unknown_episode_is_an_error(trained) -> None:
     assert "no episode" in done.stderr
 
 
+def test_asked_for_a_place_that_holds_several_episodes_it_lists_them(trained) -> None:
+    (run,) = list_runs(trained / "runs")
+    for place in ("train/step-1", f"{run.run}/train/step-1", run.run):
+        done = ferrule("show", place, cwd=trained)
+        assert done.returncode == 1
+        assert "episodes; name one:" in done.stderr
+        named = [line.strip() for line in done.stderr.splitlines() if line.startswith(f"  {run.run}/")]
+        assert named
+        assert ferrule("show", named[0], cwd=trained).returncode == 0
+
+
 def test_what_a_model_wrote_cannot_command_the_terminal() -> None:
     from ferrule.cli.show import printable
 

@@ -47,17 +47,20 @@ def _shown(value: Any) -> str:
 
 
 def main(reference: str, *kinds: str) -> None:
-    """Try each kind in turn; print the first that fits, or why the last did not."""
+    """Try each kind in turn; print the first that fits, or why it is none."""
     registry = Registry.discover()
-    error = f"no kind to look {reference!r} up in"
+    errors: list[str] = []
     for kind in kinds:
         try:
             answer = describe(registry, kind, reference)
         except FerruleError as wrong:
-            error = str(wrong)
+            # Where several kinds are tried, none of them is what the reader asked for.
+            errors.append(str(wrong) if len(kinds) == 1 else str(wrong).removeprefix(f"{kind} "))
             continue
         print("\nFERRULE " + json.dumps(answer, default=str))
         return
+    telling = [text for text in errors if "it does not extend" not in text or len(kinds) == 1]
+    error = telling[0] if telling else f"{reference!r} is no plugin: it extends no base class of a kind"
     print("\nFERRULE " + json.dumps({"error": error}))
 
 

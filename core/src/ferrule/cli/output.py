@@ -57,7 +57,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    shown = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for number, column in enumerate(columns):
+        # A name that is cut short cannot be copied; those to type stand in the first two columns.
+        shown.add_column(column, overflow="fold", no_wrap=number < 2)
     for row in cells:
         shown.add_row(*(Text(cell) for cell in row))
     Console().print(shown)

@@ -191,9 +191,10 @@ def closing(summary: Summary) -> list[str]:
     for reason, count in sorted(summary.skipped.items()):
         out.append(f"optimizer steps not taken: {count} ({reason.replace('_', ' ')})")
     out += [f"warning: {text}" for text in summary.warnings]
-    out.append(
-        f"{summary.status} after {summary.steps} RL steps and {summary.episodes} episodes, in {_time(summary.seconds)}"
-    )
+    episodes = f"{summary.episodes} episode{'s' if summary.episodes != 1 else ''}"
+    played = f"{summary.steps} RL step{'s' if summary.steps != 1 else ''} and {episodes}"
+    done = played if summary.kind == "train" else episodes
+    out.append(f"{summary.status} after {done}, in {_time(summary.seconds)}")
     out.append(f"files: {summary.dir}")
     if summary.status != "done" and summary.kind == "train":
         out.append(f"go on with: ferrule train --resume {summary.dir}")

@@ -29,7 +29,7 @@ def list_command(runs: Path | None, as_json: bool) -> None:
         emit([run.to_dict() for run in found])
         return
     if not found:
-        click.echo(f"no runs in {runs or Path('runs')}", err=True)
+        click.echo(f"no runs in {(runs or Path('runs')).absolute()}; --runs names another folder of runs", err=True)
         return
     table(
         ["run", "kind", "status", "step", "created"],

@@ -74,7 +74,10 @@ def load(ref: Ref) -> Any:
         try:
             module = importlib.import_module(ref.module)
         except (Exception, SystemExit) as error:
-            raise PluginError(f"{ref.origin} did not load: {reason(error)}") from error
+            hint = ""
+            if isinstance(error, ModuleNotFoundError) and error.name == ref.module.partition(".")[0]:
+                hint = f"; a file is written {ref.module.replace('.', '/')}.py:{ref.attribute}"
+            raise PluginError(f"{ref.origin} did not load: {reason(error)}{hint}") from error
     return _attribute(ref, module, ref.attribute)
 
 

@@ -11,6 +11,9 @@ from ..errors import FerruleError
 from .index import EpisodeRow, Index
 from .runs import RunStore
 
+SHOWN = 12
+"""How many episodes a message lists."""
+
 
 @attrs.frozen
 class RunSummary:
@@ -79,6 +82,20 @@ def find_episodes(root: Path, episode_id: str) -> list[EpisodeRow]:
         index.close()
 
 
+def _below(root: Path, path: str) -> list[EpisodeRow]:
+    """The filed episodes of a run, or of a path (``eval/step-20``) of one run or of all."""
+    if not (root / "index.sqlite").exists():
+        return []
+    index = Index(root)
+    try:
+        run, _, rest = path.strip("/").partition("/")
+        return index.find(path=path.strip("/"), status="filed") or index.find(
+            run=run, path=rest or None, status="filed"
+        )
+    finally:
+        index.close()
+
+
 def find_episode(root: Path, episode_id: str) -> tuple[EpisodeRow, dict[str, Any]]:
     """The one episode that *episode_id* names, and its line. Of those filed and abandoned under one id, the filed one.
 
@@ -88,7 +105,12 @@ def find_episode(root: Path, episode_id: str) -> tuple[EpisodeRow, dict[str, Any
     filed = [row for row in found if row.status == "filed"]
     found = filed or found[-1:]
     if not found:
-        raise FerruleError(f"no episode {episode_id!r} in the runs of {root}")
+        below = _below(root, episode_id)
+        if not below:
+            raise FerruleError(f"no episode {episode_id!r} in the runs of {root.absolute()}")
+        names = [f"  {row.run}/{row.episode}" for row in below[:SHOWN]]
+        more = [f"  … and {len(below) - SHOWN} more"] if len(below) > SHOWN else []
+        raise FerruleError("\n".join([f"{episode_id!r} holds {len(below)} episodes; name one:", *names, *more]))
     if len(found) > 1:
         names = "\n".join(f"  {row.run}/{row.episode}" for row in found)
         raise FerruleError(f"several runs have an episode {episode_id!r}; name one of:\n{names}")
