@@ -32,13 +32,11 @@ def test_the_loss_of_the_readme_fits_the_recipe_as_it_is_written_there(tmp_path:
     command = [sys.executable, "-m", "ferrule", "check", "train.toml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "loss my_losses.py:LengthTax" in done.stdout
+    assert "loss my_losses.py:SelfImitation" in done.stdout
 
-    (use,) = load(tmp_path / "train.toml", ["losses.0.knee=3"]).config.losses
-    kind = np.array([0, 0, 1, 1, 2, 3, 1, 1, 1], np.uint8)
-    row = ferrule.Row(kind.astype(np.int32), kind, np.zeros(9, np.float32), np.zeros(9, np.int32))
-    weight = use.make().weight(row, ferrule.LossContext())
-    assert np.flatnonzero(weight & (kind == ferrule.TokenKind.ACTION)).tolist() == [
-        7,
-        8,
-    ]  # after the first three actions
+    *_, use = load(tmp_path / "train.toml").config.losses
+    kind = np.array([0, 0, 1, 1, 2, 3, 1], np.uint8)
+    row = ferrule.Row(kind.astype(np.int32), kind, np.zeros(7, np.float32), np.zeros(7, np.int32))
+    loss = use.make()
+    assert loss.tokens(row).tolist() == (kind == ferrule.TokenKind.ACTION).tolist()
+    assert [loss.weight(row, ferrule.LossContext(reward=reward)) for reward in (0.0, 0.79, 0.8, 1.0)] == [0, 0, 1, 1]
