@@ -17,7 +17,8 @@ TOML. Made from the schema by `python docs/make_configuration.py`; the defaults 
 
 A section with `use` names a plugin by a [reference](kinds.md); the keys beside it are that plugin's own. Unknown keys are
 refused with the nearest known one, and all mistakes are reported at once. `--set a.b=c` overrides a key, `--set
-losses.0.coef=0.1` one in a list. Paths are relative to the configuration's folder. `ferrule explain` prints where each value came from.
+losses.0.coef=0.1` one in a list. Paths are relative to the configuration's folder, those in a `--set` to where you are.
+`ferrule explain` prints where each value came from.
 """
 
 

@@ -64,6 +64,7 @@ def test_a_loss_without_tokens_is_nothing(make):
     batch = make.batch(make.group("t", [1, 0], "PAAP"))
     metrics = loss_metrics(lower(batch, PolicyConfig(), [make.watch()]), output(batch, [0, 0], [0, 0]))
     assert (metrics["loss/watch"], metrics["loss/watch/tokens"]) == (0.0, 0.0)
+    assert str(metrics["loss/watch"]) == "0.0", "people read it"
 
 
 def test_spared_trajectories_do_not_count_in_the_policy_s_metrics(make, batch):

@@ -35,8 +35,8 @@ def loss_metrics(objective: Objective, output: StepOutput) -> dict[str, float]:
     weights = _join(objective.weights)
     on = weights != 0.0
     w, lp = weights[on], logp[on]
-    if objective.policy == "cross_entropy":
-        metrics["loss/policy"] = float(-(w * lp).sum())
+    if objective.policy == "cross_entropy":  # 0.0 - x and not -x, here and below: nothing at all is 0.0 and no -0.0
+        metrics["loss/policy"] = float(0.0 - (w * lp).sum())
     else:
         adv, old = _join(objective.advantages)[on], _join(objective.old)[on]
         delta = np.clip(lp - old, -EXPONENT, EXPONENT)
@@ -48,12 +48,12 @@ def loss_metrics(objective: Objective, output: StepOutput) -> dict[str, float]:
             metrics["policy/ratio_mean"] = float(ratio.mean())
             metrics["policy/ratio_max"] = float(ratio.max())
             metrics["policy/clip_fraction"] = float(clipped.mean())
-            metrics["policy/kl_k1"] = float(-delta.mean())
+            metrics["policy/kl_k1"] = float(0.0 - delta.mean())
             metrics["policy/kl_k3"] = float((np.expm1(delta) - delta).mean())
     for name, term in objective.terms.items():
         ce = _join(term)
         on = ce != 0.0
-        metrics[f"loss/{name}"] = float(-(ce[on] * logp[on]).sum() / objective.coefs[name])
+        metrics[f"loss/{name}"] = float(0.0 - (ce[on] * logp[on]).sum() / objective.coefs[name])
         metrics[f"loss/{name}/tokens"] = float(np.count_nonzero(on))
     return metrics
 
