@@ -184,7 +184,11 @@ def _context(batch: Batch, row: Row, logprobs: NDArray[np.float32] | None, step:
 
 
 def _weight(loss: AuxLoss, row: Row, ctx: LossContext) -> NDArray[Any]:
-    weight = np.asarray(loss.weight(row, ctx), np.float64)
+    try:
+        weight = np.asarray(loss.weight(row, ctx), np.float64)
+    except (Exception, SystemExit) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise FerruleError(f"{_place(row)}: loss {label(loss)!r} gave no weights: {what}") from error
     if weight.shape not in ((), (len(row),)):
         raise FerruleError(
             f"{_place(row)}: loss {label(loss)!r} gave weights of shape {list(weight.shape)} for a row of {len(row)} tokens"

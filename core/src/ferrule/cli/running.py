@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ..errors import FerruleError
 from ..store import RunStore, run_folder
 from ..training import Reporter, StopFlag, Summary, on_signals
 from .output import emit
@@ -54,6 +55,8 @@ def play(work: Callable[[Reporter, StopFlag], Coroutine[Any, Any, Summary]], *, 
             summary = asyncio.run(main())
     except asyncio.CancelledError:
         return 130
+    except SystemExit as error:  # a plugin's: let through, a run that failed would end as if all were well
+        raise FerruleError(f"something in the run called sys.exit({error.code!r})") from error
     if as_json:
         emit(summary.to_dict())
     return 130 if summary.status == "stopped" else 0

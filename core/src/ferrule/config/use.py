@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from ..errors import FerruleError, PluginError
+
 P = TypeVar("P")
 
 
@@ -23,5 +25,12 @@ class Use(Generic[P]):
         return getattr(self.cls, "name", "") or self.cls.__name__
 
     def make(self, *args: Any) -> P:
-        """Construct the plugin."""
-        return self.cls(self.config, *args)  # type: ignore[call-arg]
+        """Construct the plugin. PluginError naming it where its constructor breaks, ``SystemExit`` included; a
+        FerruleError of its own is passed on.
+        """
+        try:
+            return self.cls(self.config, *args)  # type: ignore[call-arg]
+        except FerruleError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"{self.ref!r} cannot be constructed: {type(error).__name__}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from .. import __version__
 from ..errors import PluginError
@@ -69,7 +69,26 @@ def check_class(kind: Kind, found: Any, origin: str) -> type:
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise PluginError(f"{origin} is not finished: it does not define {missing}")
+    if kind.name == "loss":
+        _check_loss(found, origin)
     return found
+
+
+def _check_loss(found: Any, origin: str) -> None:
+    """What a loss class declares is read when the first step is made, hours after the configuration was checked."""
+    from ..data import Mask
+    from ..kinds.loss import Reduction
+
+    reductions = get_args(Reduction)
+    mask, reduction, needs = found.mask, found.reduction, found.needs
+    if not isinstance(mask, Mask | property):  # a property chooses by the loss's options
+        raise PluginError(f"{origin}: its mask must be one of {', '.join(map(str, Mask))}, not {mask!r:.80}")
+    if not isinstance(reduction, property) and reduction not in reductions:
+        raise PluginError(
+            f"{origin}: its reduction must be one of {', '.join(map(repr, reductions))}, not {reduction!r:.80}"
+        )
+    if not isinstance(needs, set | frozenset | tuple | list) or not all(isinstance(need, str) for need in needs):
+        raise PluginError(f"{origin}: its needs must be a set of names, as frozenset({{'logprobs'}}), not {needs!r:.80}")
 
 
 def _what(found: type) -> str:

@@ -16,7 +16,7 @@ from ..kinds import NoBridge, Parsed, Rendered, Renderer, Sample, SamplerSession
 from ..logs import get_logger
 from .ledger import Ledger
 from .plan import LIVE_THREADS, Extend, Match, Repeat, Reset, Start, Thread, key, kinds_after_reset, match
-from .shutdown import being_cancelled, one_line
+from .shutdown import BREAKS, being_cancelled, one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -184,7 +184,7 @@ class Agent:
             if being_cancelled():
                 raise
             raise EpisodeFailed(Failure.ENGINE_FAILED, "the engine cancelled the request") from error
-        except Exception as error:
+        except BREAKS as error:
             raise EpisodeFailed(Failure.ENGINE_FAILED, one_line(error)) from error
         if not len(sample.ids) == len(sample.logprobs) == len(sample.versions):
             raise EpisodeFailed(
@@ -251,7 +251,7 @@ class Agent:
             if self._renderer.name in error.detail:
                 raise
             raise EpisodeFailed(error.reason, f"renderer {self._renderer.name!r}: {error.detail}") from error
-        except Exception as error:
+        except BREAKS as error:
             detail = f"renderer {self._renderer.name!r} failed in {what}: {one_line(error)}"
             raise EpisodeFailed(Failure.RENDER_FAILED, detail) from error
 

@@ -14,7 +14,7 @@ from ..data import Message, Termination, ToolCall, ToolSpec
 from ..errors import CommandTimeout, EpisodeFailed, Failure, SandboxError, ToolError
 from ..kinds import Sandbox, SandboxBackend, Task, TaskRun, TurnSpec
 from ..logs import get_logger
-from .shutdown import CLOSE_TIMEOUT, being_cancelled, one_line, outlast
+from .shutdown import BREAKS, CLOSE_TIMEOUT, being_cancelled, one_line, outlast
 
 if TYPE_CHECKING:
     from .player import Stats
@@ -110,7 +110,7 @@ class Turn:
                 if being_cancelled():
                     raise
                 problem = f"Error: {call.name} was cancelled."
-            except Exception as error:
+            except BREAKS as error:
                 log.debug("tool_failed", task=play.task.id, tool=call.name, exc_info=True)
                 problem = f"Error: {one_line(error)}"
         play.metrics["tool_errors"] += 1
@@ -185,7 +185,7 @@ class Play:
         except EpisodeFailed as error:
             await self._abandon(error, error.__cause__)
         except BaseException as error:
-            if isinstance(error, Exception) or (isinstance(error, asyncio.CancelledError) and not being_cancelled()):
+            if isinstance(error, BREAKS) or (isinstance(error, asyncio.CancelledError) and not being_cancelled()):
                 await self._abandon(EpisodeFailed(Failure.SETUP_FAILED, one_line(error)), error)
             await self.close()
             raise
@@ -203,7 +203,7 @@ class Play:
                 self._sandbox = await backend.create(task.sandbox, label=f"{task.id}#{self.attempt}")
             except EpisodeFailed:
                 raise
-            except Exception as error:
+            except BREAKS as error:
                 raise SandboxError(f"sandbox {backend.name!r}: {one_line(error)}") from error
             self._count("started", "sandboxes")
         self._run = await task.start(self.attempt, self._sandbox)
@@ -284,7 +284,7 @@ class Play:
             if being_cancelled():
                 raise
             self._fail(EpisodeFailed(Failure.VERIFIER_CRASHED, "it cancelled itself"), error)
-        except Exception as error:
+        except BREAKS as error:
             if limit.expired():
                 self._fail(EpisodeFailed(Failure.VERIFIER_TIMEOUT, f"no scores after {self._score_timeout:g} s"), error)
             log.debug("verifier_crashed", task=self.task.id, exc_info=True)
@@ -339,7 +339,7 @@ class Play:
             if being_cancelled():
                 raise
             self._fail(EpisodeFailed(Failure.SETUP_FAILED, f"{what} cancelled itself"), error)
-        except Exception as error:
+        except BREAKS as error:
             log.debug("task_failed", task=self.task.id, where=what, exc_info=True)
             self._fail(EpisodeFailed(Failure.SETUP_FAILED, f"{what}: {one_line(error)}"), error)
 
@@ -370,7 +370,7 @@ class Play:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await thing.close()
-        except (Exception, asyncio.CancelledError) as error:
+        except (*BREAKS, asyncio.CancelledError) as error:
             log.warning("close_failed", what=what, task=self.task.id, attempt=self.attempt, error=one_line(error))
         finally:
             self._count("closed", what)

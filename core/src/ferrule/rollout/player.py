@@ -17,7 +17,7 @@ from ..kinds import Harness, Renderer, Sampler, SandboxBackend, Task
 from ..logs import get_logger
 from .play import Play, PlayResult
 from .rollout import Rollout
-from .shutdown import being_cancelled, one_line, outlast
+from .shutdown import BREAKS, being_cancelled, one_line, outlast
 from .slots import Slots
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Player:
             if being_cancelled():
                 raise
             failure = EpisodeFailed(Failure.CANCELLED, f"harness {self.harness.name!r} was cancelled from inside")
-        except Exception as error:
+        except BREAKS as error:
             log.debug("harness_failed", episode=name, exc_info=True)
             failure = EpisodeFailed(Failure.HARNESS_FAILED, f"harness {self.harness.name!r}: {one_line(error)}")
             # Where the harness broke over a failure that it was told of, the root is what counts.

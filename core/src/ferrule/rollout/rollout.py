@@ -12,7 +12,7 @@ from ..errors import EpisodeFailed, Failure, RolloutCut
 from ..kinds import Renderer, Sampler, SamplerSession, Task
 from ..logs import get_logger
 from .agent import Agent
-from .shutdown import CLOSE_TIMEOUT, one_line
+from .shutdown import BREAKS, CLOSE_TIMEOUT, one_line
 
 if TYPE_CHECKING:
     from ..config.schema import RolloutConfig
@@ -67,7 +67,7 @@ class Rollout:
                 session = await manager.__aenter__()
             except EpisodeFailed:
                 raise
-            except Exception as error:
+            except BREAKS as error:
                 raise EpisodeFailed(Failure.ENGINE_FAILED, f"no sampler session opened: {one_line(error)}") from error
             self._sessions.append(manager)
             if self._stats is not None:
@@ -88,7 +88,7 @@ class Rollout:
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     await manager.__aexit__(None, None, None)
-            except (Exception, asyncio.CancelledError) as error:
+            except (*BREAKS, asyncio.CancelledError) as error:
                 log.warning("session_close_failed", key=self._key, error=one_line(error))
             finally:
                 if self._stats is not None:

@@ -10,6 +10,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+BREAKS = (Exception, SystemExit)
+"""What other people's code breaks with. ``sys.exit`` in a tool or a verifier (a library that parses arguments calls it)
+is one episode's failure: let through, it would end the event loop, and the run with it, as if all were well.
+"""
+
 CLOSE_TIMEOUT = 60.0
 """Seconds that each thing has for closing; then it is logged and left."""
 
