@@ -6,6 +6,7 @@ another distribution; where two others offer one name, ``ferrule name@distributi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -32,6 +33,15 @@ SUMMARIES = {
 
 _QUIET = ("check", "explain", "plugins")
 """Commands that log nothing, and so need not pay for the logging library."""
+
+_OUTSIDE = frozenset(
+    getattr(errno, name)
+    for name in (
+        "ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "ENOENT", "EEXIST", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "EIO", "EMFILE"
+    )
+    if hasattr(errno, name)
+)
+"""What a disk, or the rights on it, may refuse at any time: said in one line, as it is nobody's mistake in the code."""
 
 
 class _Commands(click.Group):
@@ -132,6 +142,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 2 if isinstance(error, ConfigError | PluginError) else 1
     except BrokenPipeError:  # the reader of our output went away (head, less)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        if error.errno not in _OUTSIDE:
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _report(FerruleError(f"{where}{error.strerror}"), as_json="--json" in words)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

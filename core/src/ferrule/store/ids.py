@@ -11,14 +11,17 @@ from urllib.parse import unquote
 from ..errors import FerruleError
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_LONGEST = 200
+"""Bytes of a run's name in its folder's, which no file system lets grow beyond 255."""
 
 
 def new_run_id(name: str) -> str:
     """``<name>-<utc yyyymmdd-hhmmss>-<4 random characters>``; in *name*, what is neither a word character nor one of
-    ``.@#+=-`` becomes ``-``.
+    ``.@#+=-`` becomes ``-``, and a very long one is cut.
     """
     clean = re.sub(r"[^\w.@#+=-]+", "-", name).strip(".-") or "run"
     clean = re.sub(r"\.\.+", ".", clean)
+    clean = clean.encode()[:_LONGEST].decode(errors="ignore").rstrip(".-")
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{clean}-{stamp}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
 

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,37 +63,57 @@ class Index:
             self._db.executescript(SCHEMA)
         except sqlite3.DatabaseError as error:
             self._db.close()
+            if self.path.exists() and not (os.access(root, os.W_OK) and os.access(self.path, os.W_OK)):
+                self._db = self._unchanging()
+                return
             raise FerruleError(
                 f"{self.path} is not a readable index ({error}); move it away, and it is made anew from the runs"
             ) from None
 
+    def _unchanging(self) -> sqlite3.Connection:
+        """The index on a medium that takes no writes, for looking things up. FerruleError where it holds none."""
+        db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+        try:
+            db.execute("SELECT 1 FROM runs, episodes LIMIT 1")
+        except sqlite3.DatabaseError as error:
+            db.close()
+            raise FerruleError(f"{self.path} cannot be read ({error}), and its folder takes no writes") from None
+        return db
+
     def close(self) -> None:
         self._db.close()
 
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """FerruleError where the disk is full, takes no writes or fails."""
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            raise FerruleError(f"{self.path}: {error}") from error
+
     def begin(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        self._db.execute("COMMIT")
+        self._execute("COMMIT")
 
     def rollback(self) -> None:
-        self._db.execute("ROLLBACK")
+        self._execute("ROLLBACK")
 
     def put_run(self, run: str, name: str, kind: str, created: str, status: str) -> None:
-        self._db.execute(
+        self._execute(
             "INSERT INTO runs VALUES (?, ?, ?, ?, ?, 0, ?)"
             " ON CONFLICT (run) DO UPDATE SET status = excluded.status, updated = excluded.updated",
             (run, name, kind, created, status, time.time()),
         )
 
     def update_run(self, run: str, *, status: str | None = None, step: int | None = None) -> None:
-        self._db.execute(
+        self._execute(
             "UPDATE runs SET status = coalesce(?, status), step = coalesce(?, step), updated = ? WHERE run = ?",
             (status, step, time.time(), run),
         )
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        rows = self._db.execute("SELECT run, name, kind, created, status, step, updated FROM runs")
+        rows = self._execute("SELECT run, name, kind, created, status, step, updated FROM runs")
         return {
             row[0]: dict(zip(("run", "name", "kind", "created", "status", "step", "updated"), row, strict=True))
             for row in rows
@@ -101,19 +122,19 @@ class Index:
     def insert(self, row: EpisodeRow) -> None:
         """Raises FerruleError where an episode of that id is filed already."""
         try:
-            self._db.execute(f"INSERT INTO episodes VALUES ({', '.join('?' * 11)})", attrs.astuple(row))
+            self._execute(f"INSERT INTO episodes VALUES ({', '.join('?' * 11)})", attrs.astuple(row))
         except sqlite3.IntegrityError:
             raise FerruleError(f"episode {row.episode!r} of run {row.run!r} is filed already") from None
 
     def known(self, run: str, file: str) -> set[int]:
         """Offsets of *file* that are in the index."""
         return {
-            row[0] for row in self._db.execute("SELECT offset FROM episodes WHERE run = ? AND file = ?", (run, file))
+            row[0] for row in self._execute("SELECT offset FROM episodes WHERE run = ? AND file = ?", (run, file))
         }
 
     def forget(self, run: str, file: str, offset: int) -> None:
         """Drop the rows of *file* at and after *offset*, whose lines were moved away."""
-        self._db.execute("DELETE FROM episodes WHERE run = ? AND file = ? AND offset >= ?", (run, file, offset))
+        self._execute("DELETE FROM episodes WHERE run = ? AND file = ? AND offset >= ?", (run, file, offset))
 
     def find(
         self, *, run: str | None = None, episode: str | None = None, path: str | None = None, status: str | None = None
@@ -128,7 +149,7 @@ class Index:
         if path is not None:
             terms.append("(path = ? OR substr(path, 1, ?) = ?)")
             values += [path, len(path) + 1, path + "/"]
-        found = self._db.execute(
+        found = self._execute(
             f"SELECT * FROM episodes WHERE {' AND '.join(terms)} ORDER BY run, path, task, attempt, episode, offset",
             values,
         )
@@ -136,7 +157,7 @@ class Index:
 
     def counts(self, run: str) -> dict[str, dict[str, Any]]:
         """Per path: how many are filed, failed and abandoned, and the mean reward of those filed."""
-        rows = self._db.execute(
+        rows = self._execute(
             "SELECT path, sum(status = 'filed'), sum(status = 'filed' AND failure IS NOT NULL),"
             " sum(status = 'abandoned'), avg(CASE WHEN status = 'filed' THEN reward END), min(rowid)"
             " FROM episodes WHERE run = ? GROUP BY path ORDER BY 6",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 
 def dumps(value: Any) -> str:
@@ -46,7 +48,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     @property
     def size(self) -> int:
@@ -57,10 +59,15 @@ class JsonLines:
         """Write *line*; the byte offset at which it begins."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab")
+            self._file = self.path.open("ab", buffering=0)
         offset = self._file.tell()
-        self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
-        self._file.flush()
+        rest = memoryview(line.encode("utf-8", "surrogatepass") + b"\n")
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BaseException:
+            self._file.truncate(offset)  # half a line, where the disk is full, would be the beginning of the next
+            raise
         return offset
 
     def sync(self) -> None:
@@ -152,11 +159,16 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace *path* by *data*, whole or not at all, even across a power loss."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

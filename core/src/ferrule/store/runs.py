@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -52,9 +53,10 @@ class RunStore:
     ) -> RunStore:
         """A new folder below *root*, whose name no other run has; this process holds it until :meth:`close`."""
         root = root.absolute()
-        root.mkdir(parents=True, exist_ok=True)
+        index = Index(root)  # first, so that one that cannot be read leaves no folder of a run that never was
         while True:
             store = cls(root, new_run_id(name))
+            store._index = index
             try:
                 store.dir.mkdir()  # exclusive: of two runs of one second and one draw, the second draws again
                 break
@@ -154,12 +156,20 @@ class RunStore:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return dict(json.loads((self.dir / "manifest.json").read_bytes()))
+        return self._read("manifest.json")
 
     @property
     def config_raw(self) -> dict[str, Any]:
         """The configuration as it was given, secrets included."""
-        return dict(json.loads((self.dir / "config.json").read_bytes()))
+        return self._read("config.json")
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.dir / name).read_bytes()))
+        except OSError as error:
+            raise FerruleError(f"{self.dir / name} cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError) as error:
+            raise FerruleError(f"{self.dir / name} is damaged ({error}); the run cannot be read") from error
 
     def info(self, seed: int, model: ModelSpec, config_dir: Path) -> RunInfo:
         return RunInfo(self.id, self.dir, seed, model, config_dir)
@@ -187,7 +197,8 @@ class RunStore:
             self.index.insert(row)
             file.append(text)
         except BaseException:
-            self.index.rollback()
+            with contextlib.suppress(FerruleError):  # a full disk may have rolled back already
+                self.index.rollback()
             raise
         self.index.commit()
         return row
@@ -235,7 +246,7 @@ class RunStore:
             return None
         try:
             return dict(json.loads(path.read_bytes()))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); the run cannot be resumed") from None
 
     def rewind(self, offsets: Mapping[str, int]) -> Rewound:

@@ -203,8 +203,15 @@ async def _under_way(
             run.summary = summary
         if told:
             parts.observers.call("run_finished", run=info, summary=summary.to_dict())
-        store.set_status(status, position.step)
-        store.close()
+        try:
+            try:
+                store.set_status(status, position.step)
+            finally:
+                store.close()
+        except (FerruleError, OSError) as error:
+            if failure is None:
+                raise
+            log.warning("status_not_written", run=store.id, error=str(error))  # what failed first is what is told
         reporter.finish(summary)
 
 

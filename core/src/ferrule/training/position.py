@@ -60,10 +60,15 @@ class Position:
             raise CheckpointError(
                 f"{folder / 'state.json'} has version {state.get('version')}, and this Ferrule reads {VERSION}"
             )
-        fields = {field.name: state[field.name] for field in attrs.fields(cls)}
-        fields["checkpoint"] = None if state["checkpoint"] is None else _read(state["checkpoint"], folder)
-        fields["kept"] = [_read(item, folder) for item in state["kept"]]
-        return cls(**fields)
+        try:
+            fields = {field.name: state[field.name] for field in attrs.fields(cls)}
+            fields["checkpoint"] = None if state["checkpoint"] is None else _read(state["checkpoint"], folder)
+            fields["kept"] = [_read(item, folder) for item in state["kept"]]
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder / 'state.json'} is damaged ({type(error).__name__}: {error}); the run cannot be resumed"
+            ) from error
 
 
 def _write(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
