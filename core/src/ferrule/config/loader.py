@@ -56,6 +56,8 @@ def load(path: Path | str, overrides: Sequence[str] = (), registry: Registry | N
         at = re.search(r"line (\d+)", str(error))
         line = int(at[1]) if at else text.count("\n") + 1
         raise ConfigError([Problem((), f"is not TOML: {error}", line, source)]) from error
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, lists thousands deep
+        raise ConfigError([Problem((), f"cannot be read: {' '.join(str(error).split())}", source=source)]) from error
     return load_data(data, path, overrides, registry, lines=scan(text))
 
 
@@ -70,7 +72,10 @@ def load_data(
     """Load plain data as if it stood in the file *path*, which need not exist (``Loaded.raw`` of an earlier load, to go on with a run)."""
     path = Path(path)
     registry = default_registry() if registry is None else registry
-    raw: dict[str, Any] = copy.deepcopy(dict(data))
+    try:
+        raw: dict[str, Any] = copy.deepcopy(dict(data))
+    except RecursionError as error:
+        raise ConfigError([Problem((), "cannot be read: its tables are nested too deep", source=str(path))]) from error
     set_at, problems = _override(raw, overrides)
     base = path.absolute().parent
     structurer = Structurer(registry, base=base, cwd=Path.cwd(), source=str(path), lines=lines or {}, sets=set_at)
@@ -123,7 +128,11 @@ def _beside(model: Any, structurer: Structurer) -> Any:
         if value is not None:
             place = ("model", name)
             folder = structurer.folder(place) / Path(value).expanduser()
-            if folder.is_dir():
+            try:
+                there = folder.is_dir()
+            except OSError:  # a name that no folder can have
+                there = False
+            if there:
                 changes[name] = structurer.absolute[place] = str(folder.resolve())
     return attrs.evolve(model, **changes)
 

@@ -51,6 +51,8 @@ def parse(text: str) -> Override | Problem:
             shown = HIDDEN if on_secret_path(keys) else written
             return Problem(tuple(keys), f"not a TOML value: {shown} ({error})", source=source)
         data = {"value": written}
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, lists thousands deep
+        return Problem(tuple(keys), f"cannot be read: {' '.join(str(error).split())}", source=source)
     return Override(tuple(keys), data["value"] if data.keys() == {"value"} else written)
 
 
