@@ -109,6 +109,15 @@ async def test_a_failed_episode_has_no_reward_is_retried_counted_and_does_not_st
     store.close()
 
 
+async def test_a_round_in_which_everything_failed_is_warned_of_once_and_teaches_nothing(write) -> None:
+    config = write(taskset='ToyTasks", broken_attempt = 0, tasks = 1 }')
+    summary = await train(load(config, ["train.steps=3", "train.group_size=1", "rollout.retries=0"]))
+    assert summary.skipped == {"nothing_left": 3}
+    assert [w for w in summary.warnings if "failed" in w] == [
+        "all episodes of a train round failed, as this one: verifier_crashed: this one always crashes"
+    ]
+
+
 async def test_an_error_in_one_episode_stops_the_run_where_the_setting_says_so(write) -> None:
     config = write(taskset='ToyTasks", broken_attempt = 1 }')
     with pytest.raises(ferrule.FerruleError, match="stop_on_error"):

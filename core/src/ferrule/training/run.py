@@ -107,7 +107,7 @@ class Run:
                     future.cancel()
                     await asyncio.wait({future})
             self.reporter.end()
-        self._canary(episodes)
+        self._canary(episodes, group)
         return episodes
 
     def file(self, episode: Episode) -> None:
@@ -115,7 +115,11 @@ class Run:
         self.store.file_episode(episode, renderer.decode if renderer else None)
         self.observers.call("episode_finished", run=self.info, episode=episode)
 
-    def _canary(self, episodes: Sequence[Episode]) -> None:
+    def _canary(self, episodes: Sequence[Episode], group: str) -> None:
+        if episodes and all(episode.failed for episode in episodes):
+            first = episodes[0]
+            stage = group.partition("/")[0]  # without the step, so that a run of such steps is warned of once
+            self.warn(f"all episodes of a {stage} round failed, as this one: {first.failure}: {first.error}")
         steps = [step for e in episodes for t in e.trajectories for step in t.steps]
         if steps and all(step.stop == step.start for step in steps):
             self.warn(f"every one of {len(steps)} completions is empty: what serves the model is not answering")
