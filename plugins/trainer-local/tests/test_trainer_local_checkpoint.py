@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +89,40 @@ async def test_weights_saved_before_publishing_reach_the_sampler_on_restore(make
     assert have.ids.tolist() == want.ids.tolist()
     assert have.logprobs.tolist() == want.logprobs.tolist()
     assert have.versions.tolist() == want.versions.tolist()
+
+
+async def test_a_stop_between_two_publications_changes_no_version(make_trainer, random_rows):
+    trainer = await make_trainer()
+    rows = random_rows(np.random.default_rng(0), [9])
+    zeros, ones = (np.zeros(9, np.float32),), (np.ones(9, np.float32),)
+    objective = ferrule.Objective(tuple(rows), "cross_entropy", zeros, zeros, ones)
+    await trainer.forward_backward(objective)
+    await trainer.optim_step(ferrule.OptimParams(lr=0.05))
+    saved = await trainer.save("between")
+    await trainer.restore(saved)
+    await trainer.forward_backward(objective)
+    await trainer.optim_step(ferrule.OptimParams(lr=0.05))
+    assert await trainer.publish() == 1
+    assert await trainer.publish() == 2
+    await trainer.restore(saved)
+    assert set((await sample(trainer, 7)).versions.tolist()) == {1}
+    assert await trainer.publish() == 2  # 1 is now the name of what was sampled from
+
+
+async def test_a_checkpoint_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(make_trainer):
+    trainer = await make_trainer()
+    first = await trainer.save("first")
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(ferrule.CheckpointError, match="cannot be written"):
+            await trainer.save("second")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert [p.name for p in Path(first.path).parent.iterdir()] == ["first"]
+    await trainer.restore(first)
 
 
 async def test_torchs_random_state_is_restored(make_trainer):

@@ -53,7 +53,11 @@ def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping
 
     def fill(folder: Path) -> None:
         for name, these in tensors.items():
-            save_file({k: v.detach().cpu().contiguous() for k, v in these.items()}, folder / f"{name}.safetensors")
+            whole = {k: v.detach().cpu().contiguous() for k, v in these.items()}
+            try:
+                save_file(whole, folder / f"{name}.safetensors")
+            except SafetensorError as error:  # a full disk, too, comes as one
+                raise CheckpointError(f"checkpoint {path}: {name} cannot be written: {error}") from error
         sizes = {f.name: f.stat().st_size for f in sorted(folder.iterdir())}
         text = json.dumps({"format": FORMAT, "files": sizes, **state}, indent=1)
         (folder / "state.json").write_text(text, encoding="utf-8")

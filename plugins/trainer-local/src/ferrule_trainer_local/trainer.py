@@ -47,6 +47,8 @@ class Work:
         self.version = 0
         self.dirty = False
         """Whether the weights have changed since they were published."""
+        self._counted: int | None = None
+        """Tokens sampled when weights were restored that had not been published, and were given their version then."""
         self._reported = 0
         device = config.device
         if device == "auto":
@@ -133,7 +135,11 @@ class Work:
             p.grad = None
 
     async def publish(self) -> int:
-        self.version += 1
+        # A run that is saved between two publications and resumed counts as one that was not; unless somebody sampled
+        # from the weights in between, which the version then names.
+        if self._counted is None or self._counted != self.sampler.counters["sampled_tokens"]:
+            self.version += 1
+        self._counted = None
         await self._show()
         return self.version
 
@@ -186,7 +192,8 @@ class Work:
         return Checkpoint(str(path), self.steps, {"version": self.version})
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights not yet published when they were saved count as published one version later."""
+        """Weights not yet published when they were saved count as published one version later; the next publication
+        then has that version, too, where nothing was sampled before it."""
         await self.run(self._restore, Path(checkpoint.path))
         await self._show()
 
@@ -207,6 +214,7 @@ class Work:
         self.clear_gradient()
         self.optimizer, self.steps = optimizer, state["step"]
         self.version = state["version"] + bool(state["dirty"])
+        self._counted = self.sampler.counters["sampled_tokens"] if state["dirty"] else None
 
     def export(self, path: str) -> None:
         store.write_folder(Path(path), lambda folder: models.export(self.model, folder, self.info.model.tokenizer_path))
