@@ -17,6 +17,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 SEED ?= 1
+# Another version would format otherwise.
+RUFF = ruff==0.17.6
 
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml tests/testkit/pyproject.toml)
@@ -36,7 +38,7 @@ $(VENV)/installed: $(PROJECTS)
 	@echo "making the environment in $(VENV) (some minutes the first time)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	@$(PIP) hatchling editables "pytest>=8" "pytest-asyncio>=0.24" "hypothesis>=6.100" ruff
+	@$(PIP) hatchling editables "pytest>=8" "pytest-asyncio>=0.24" "hypothesis>=6.100" $(RUFF)
 	@$(PIP) --no-build-isolation $(foreach folder,$(FOLDERS),-e "$(folder)")
 	@touch $@
 

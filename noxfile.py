@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent
 PYTHONS = os.environ.get("FERRULE_PYTHONS", "3.11,3.12,3.13").split(",")
 TORCH_PYTHONS = os.environ.get("FERRULE_TORCH_PYTHONS", ",".join(PYTHONS)).split(",")
 TORCH = os.environ.get("FERRULE_TORCH", "torch==2.13.0")
+RUFF = "ruff==0.17.6"
 TEST_TOOLS = ["pytest>=8", "pytest-asyncio>=0.24", "hypothesis>=6.100"]
 
 nox.options.reuse_existing_virtualenvs = True
@@ -122,7 +123,7 @@ def isolation(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and imports."""
-    session.install("ruff")
+    session.install(RUFF)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
