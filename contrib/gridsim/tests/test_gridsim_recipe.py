@@ -37,7 +37,7 @@ def test_the_command_trains_the_recipe_and_prints_the_table(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not what the recipe promises: seed 5" in done.stderr
     head, _, five, best, worst = done.stdout.splitlines()[-5:]
-    assert head == "| seed | untrained | after SFT | step 1 | step 2 | gain | SFT steps |"
+    assert head == "| seed | untrained | after SFT | step 1 | step 2 | gain | SFT steps | observation CE |"
     assert [line.split("|")[1].strip() for line in (five, best, worst)] == ["5", "best", "worst"]
     (folder,) = [path.parent for path in tmp_path.glob("*/manifest.json")]
     curve = read(folder)

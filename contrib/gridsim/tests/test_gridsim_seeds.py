@@ -21,6 +21,7 @@ def run_folder(root: Path, seed: int, rewards: dict[str, tuple[float, float]], s
                 "label": label,
                 "eval/sampled/reward": sampled,
                 "eval/greedy/reward": greedy,
+                **({} if label == "untrained" else {"eval/sampled/observation_ce": 9.0 - step / 10}),
             }
         )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -35,12 +36,12 @@ def test_table_shows_every_seed_and_the_best_and_worst_of_each_column(tmp_path, 
     folders = [run_folder(tmp_path, 1, GOOD), run_folder(tmp_path, 2, other, sft=300)]
     assert main(["--read", *map(str, folders), "--to", str(tmp_path / "table.md")]) == 0
     lines = [
-        "| seed | untrained | after SFT | step 20 | step 40 | gain | SFT steps |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| 1 | 0.00 / 0.00 | 0.50 / 0.70 | 0.60 / 0.80 | 0.75 / 0.90 | +0.25 | 450 |",
-        "| 2 | 0.05 / 0.00 | 0.45 / 0.75 | 0.66 / 0.70 | 0.70 / 0.80 | +0.25 | 300 |",
-        "| best | 0.05 / 0.00 | 0.50 / 0.75 | 0.66 / 0.80 | 0.75 / 0.90 | +0.25 |  |",
-        "| worst | 0.00 / 0.00 | 0.45 / 0.70 | 0.60 / 0.70 | 0.70 / 0.80 | +0.25 |  |",
+        "| seed | untrained | after SFT | step 20 | step 40 | gain | SFT steps | observation CE |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| 1 | 0.00 / 0.00 | 0.50 / 0.70 | 0.60 / 0.80 | 0.75 / 0.90 | +0.25 | 450 | 9.0 → 5.0 |",
+        "| 2 | 0.05 / 0.00 | 0.45 / 0.75 | 0.66 / 0.70 | 0.70 / 0.80 | +0.25 | 300 | 9.0 → 5.0 |",
+        "| best | 0.05 / 0.00 | 0.50 / 0.75 | 0.66 / 0.80 | 0.75 / 0.90 | +0.25 |  |  |",
+        "| worst | 0.00 / 0.00 | 0.45 / 0.70 | 0.60 / 0.70 | 0.70 / 0.80 | +0.25 |  |  |",
     ]
     assert capsys.readouterr().out.splitlines() == lines
     assert (tmp_path / "table.md").read_text().splitlines() == lines

@@ -23,11 +23,13 @@ class Unfinished(Exception):
 
 @attrs.frozen
 class Curve:
-    """One run's evaluations: (sampled, greedy) reward by label (``untrained``, ``step-0``, …, in order), and SFT steps."""
+    """One run's evaluations: (sampled, greedy) reward by label (``untrained``, ``step-0``, …, in order), SFT steps, and the
+    cross-entropy of the observations after SFT and at the end, in nats per token."""
 
     seed: int
     evals: dict[str, tuple[float, float]]
     sft_steps: int
+    observation_ce: tuple[float, float]
 
     @property
     def last(self) -> str:
@@ -48,31 +50,47 @@ def read(folder: Path) -> Curve:
     """The curve of the run in *folder*. Raises Unfinished saying what is missing."""
     seed = json.loads((folder / "manifest.json").read_text("utf-8"))["config"].get("seed", 0)
     evals: dict[str, tuple[float, float]] = {}
+    observed: dict[str, float] = {}
     sft_steps = 0
     for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
         line = json.loads(text)
         if line["stage"] == "eval":
             evals[line["label"]] = (line["eval/sampled/reward"], line["eval/greedy/reward"])
+            observed[line["label"]] = line.get("eval/sampled/observation_ce", float("nan"))
         elif line["stage"] == "sft":
             sft_steps = line["step"]
     if missing := [label for label in ("untrained", "step-0") if label not in evals]:
         raise Unfinished(f"{folder}: no evaluation {missing[0]!r} in metrics.jsonl")
     if len(evals) < 3:
         raise Unfinished(f"{folder}: no evaluation after an RL step in metrics.jsonl")
-    return Curve(int(seed), evals, sft_steps)
+    return Curve(int(seed), evals, sft_steps, (observed["step-0"], list(observed.values())[-1]))
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """Markdown: a line per seed, then the best and the worst of each column. Rewards are *sampled / greedy*."""
+    """Markdown: a line per seed, then the best and the worst of each column. Rewards are *sampled / greedy*; the observations' cross-entropy is that after SFT and that at
+    the end."""
     labels = list(curves[0].evals)
     names = {"untrained": "untrained", "step-0": "after SFT"}
-    head = ["seed", *(names.get(label, label.replace("-", " ")) for label in labels), "gain", "SFT steps"]
+    head = [
+        "seed",
+        *(names.get(label, label.replace("-", " ")) for label in labels),
+        "gain",
+        "SFT steps",
+        "observation CE",
+    ]
     rows = [
-        [str(c.seed), *(_pair(*c.evals[label]) for label in labels), f"{c.gain:+.2f}", str(c.sft_steps)] for c in curves
+        [
+            str(c.seed),
+            *(_pair(*c.evals[label]) for label in labels),
+            f"{c.gain:+.2f}",
+            str(c.sft_steps),
+            f"{c.observation_ce[0]:.1f} → {c.observation_ce[1]:.1f}",
+        ]
+        for c in curves
     ]
     for name, pick in (("best", max), ("worst", min)):
         both = [[pick(c.evals[label][i] for c in curves) for i in (0, 1)] for label in labels]
-        rows.append([name, *(_pair(*pair) for pair in both), f"{pick(c.gain for c in curves):+.2f}", ""])
+        rows.append([name, *(_pair(*pair) for pair in both), f"{pick(c.gain for c in curves):+.2f}", "", ""])
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
