@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ferrule
+from ferrule import FerruleError
 from ferrule.config import load
 from ferrule.store import RunStore, find_episode
 from ferrule.training import Reporter, StopFlag, evaluate, train
@@ -216,6 +218,23 @@ async def test_demonstrations_that_are_not_there_are_missed_before_a_model_is_lo
     with pytest.raises(ferrule.FerruleError, match="no demonstrations"):
         await train(load(config))
     assert not list(config.parent.glob("runs/*"))
+
+
+async def test_a_run_whose_folder_is_taken_away_says_so_and_closes_everything(write) -> None:
+    loaded = load(write(), ["train.steps=2"])
+
+    class Vandal(Reporter):
+        def metrics(self, stage, step, metrics) -> None:
+            shutil.rmtree(loaded.config.runs)
+
+        def finish(self, summary) -> None:
+            self.status = summary.status
+
+    reporter = Vandal()
+    with pytest.raises((OSError, FerruleError)) as raised:
+        await train(loaded, reporter=reporter)
+    assert reporter.status == "failed"
+    assert "manifest" not in str(raised.value)
 
 
 async def test_only_the_last_checkpoints_are_kept(write) -> None:

@@ -171,6 +171,7 @@ async def _under_way(
     loaded = parts.loaded
     config = loaded.config
     info = store.info(config.seed, config.model, loaded.dir)
+    kind = store.manifest["kind"]  # now: at the end its folder may be gone
     position = Position()
     run: Run | None = None
     told = False
@@ -198,7 +199,7 @@ async def _under_way(
     finally:
         reporter.end()
         await parts.close()
-        summary = _summarise(store, position, status, failure)
+        summary = _summarise(store, kind, position, status, failure)
         if run is not None:
             run.summary = summary
         if told:
@@ -229,12 +230,12 @@ def _rewind(store: RunStore, reporter: Reporter) -> Position:
     return position
 
 
-def _summarise(store: RunStore, position: Position, status: str, error: str | None) -> Summary:
+def _summarise(store: RunStore, kind: str, position: Position, status: str, error: str | None) -> Summary:
     return Summary(
         store.id,
         store.dir,
         status,
-        store.manifest["kind"],
+        kind,
         position.step,
         position.episodes,
         list(position.evals),
