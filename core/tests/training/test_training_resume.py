@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import ferrule
+from ferrule.config import load
 from ferrule.store import RunStore, list_runs
+from ferrule.training import Reporter, train
 
 HERE = Path(__file__).parent
 SFT = """
@@ -214,3 +216,29 @@ def test_the_index_never_files_an_episode_twice(tmp_path) -> None:
     with sqlite3.connect(tmp_path / "index.sqlite") as db:
         assert db.execute("SELECT count(*) FROM episodes").fetchone() == (1,)
     store.close()
+
+
+async def test_a_resumed_run_removes_the_sandboxes_that_it_left_behind(write, tmp_path) -> None:
+    boxes = tmp_path / "boxes.py"
+    boxes.write_text(
+        "from pathlib import Path\n\nimport ferrule\n\n\n"
+        "class Boxes(ferrule.SandboxBackend, name='boxes'):\n"
+        "    async def create(self, spec, *, label=''): raise ferrule.SandboxError('not here')\n"
+        "    async def close(self): pass\n"
+        "    @classmethod\n"
+        "    async def sweep(cls, run_id=None):\n"
+        f"        Path({str(tmp_path / 'swept')!r}).write_text(run_id)\n"
+        "        return ['a', 'b']\n"
+    )
+    config = load(write(f"[sandbox]\nuse = '{boxes}:Boxes'\n"), ["train.steps=1"])
+    said: list[str] = []
+
+    class Listener(Reporter):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    done = await train(config, reporter=Listener())
+    assert not (tmp_path / "swept").exists()
+    await train(config, resume=RunStore.open(done.dir, write=True), reporter=Listener())
+    assert (tmp_path / "swept").read_text() == done.run
+    assert "2 sandboxes that it had left behind are removed" in said

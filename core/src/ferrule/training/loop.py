@@ -179,6 +179,7 @@ async def _under_way(
     try:
         if resumed:
             position = _rewind(store, reporter)
+            await _sweep_sandboxes(parts, store, reporter)
         told = True
         parts.observers.call("run_started", run=info, config=redacted(loaded.raw))
         player = await parts.start(info)
@@ -228,6 +229,19 @@ def _rewind(store: RunStore, reporter: Reporter) -> Position:
         "after it are set aside"
     )
     return position
+
+
+async def _sweep_sandboxes(parts: Parts, store: RunStore, reporter: Reporter) -> None:
+    """Remove the sandboxes that the run left behind where it was killed. One that cannot be is no reason not to go on."""
+    if parts.sandboxes is None:
+        return
+    try:
+        removed = await parts.sandboxes.sweep(store.id)
+    except Exception as error:
+        log.warning("sweep_failed", sandbox=parts.sandboxes.name, error=f"{type(error).__name__}: {error}")
+        return
+    if removed:
+        reporter.say(f"{len(removed)} sandboxes that it had left behind are removed")
 
 
 def _summarise(store: RunStore, kind: str, position: Position, status: str, error: str | None) -> Summary:
