@@ -282,3 +282,12 @@ def test_a_folder_that_is_no_run_is_not_listed(tmp_path) -> None:
     (tmp_path / "odd" / "manifest.json").write_text("[]")
     assert list_runs(tmp_path) == []
     assert list_runs(Path(tmp_path / "nowhere")) == []
+
+
+def test_runs_of_one_second_are_listed_in_the_order_in_which_they_began(tmp_path) -> None:
+    began = []
+    for _ in range(8):
+        store = RunStore.create(tmp_path, "run", {}, {})
+        store.close()
+        began.append(store.id)
+    assert [run.run for run in list_runs(tmp_path)] == began

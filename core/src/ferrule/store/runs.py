@@ -62,7 +62,7 @@ class RunStore:
                 break
             except FileExistsError:
                 continue
-        created = datetime.now(UTC).isoformat(timespec="seconds")
+        created = datetime.now(UTC).isoformat(timespec="milliseconds")  # two runs of one second keep their order
         whole = {
             "run": store.id,
             "name": name,
