@@ -1,4 +1,5 @@
-"""Every check, per distribution and per Python; sessions are generated from the folders, so a new plugin brings its own.
+"""Every check, per distribution and per Python; sessions are generated from the folders, so a new plugin brings its
+own.
 
 `nox -l` lists them. `FERRULE_PYTHONS=3.11,3.12` narrows the Pythons, `FERRULE_TORCH_PYTHONS=3.11` those of the
 distributions that need torch; `FERRULE_TORCH_INDEX` is the index that torch comes from.

@@ -52,16 +52,30 @@ class Site:
             (folder / f"{module}.py").write_text(source)
         metadata = folder / f"{name.replace('-', '_')}-{version}.{info}"
         metadata.mkdir()
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            f"Version: {version}",
+            *(f"Requires-Dist: {r}" for r in requires),
+        ]
         (metadata / ("METADATA" if info == "dist-info" else "PKG-INFO")).write_text("\n".join(lines) + "\n")
-        text = "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()) for group, entries in (points or {}).items())
+        text = "".join(
+            f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items())
+            for group, entries in (points or {}).items()
+        )
         (metadata / "entry_points.txt").write_text(text)
         importlib.invalidate_caches()
         return metadata
 
     def toy(self) -> None:
         """The distribution ``ferrule-toy``: one small plugin of each kind."""
-        self.add("ferrule-toy", "0.3", points=TOY_POINTS, modules={"ferrule_toy": TOY.read_text()}, requires=["ferrule>=0.1,<0.2"])
+        self.add(
+            "ferrule-toy",
+            "0.3",
+            points=TOY_POINTS,
+            modules={"ferrule_toy": TOY.read_text()},
+            requires=["ferrule>=0.1,<0.2"],
+        )
 
     def run(self, *words: str | Path, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         """``python -m ferrule words…`` with this site on its path."""
@@ -70,12 +84,16 @@ class Site:
     def python(self, *words: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         """A Python process with this site on its path."""
         env = {**os.environ, "PYTHONPATH": str(self.path), "COLUMNS": "120", **environ}
-        return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd, env=env, timeout=120, check=False)
+        return subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, cwd=cwd, env=env, timeout=120, check=False
+        )
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """An empty folder for made-up distributions, first on ``sys.path``; what was imported from it is forgotten afterwards."""
+    """An empty folder for made-up distributions, first on ``sys.path``; what was imported from it is forgotten
+    afterwards.
+    """
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.delenv("FERRULE_PLUGINS", raising=False)

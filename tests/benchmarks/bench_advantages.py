@@ -1,7 +1,9 @@
-"""How long the estimators take over 100,000 groups of 8, beside the least that plain numpy can do, and how fast rows are lowered.
+"""How long the estimators take over 100,000 groups of 8, beside the least that plain numpy can do, and how fast rows
+are lowered.
 
-Run it as a script; it prints medians of process CPU time. The floor knows that every group has 8 members and reshapes; the estimators
-take groups of any sizes, give exactly 0 where rewards are equal, and are handed a new batch each time, so nothing is cached.
+Run it as a script; it prints medians of process CPU time. The floor knows that every group has 8 members and
+reshapes; the estimators take groups of any sizes, give exactly 0 where rewards are equal, and are handed a new batch
+each time, so nothing is cached.
 """
 
 from __future__ import annotations

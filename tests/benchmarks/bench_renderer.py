@@ -2,8 +2,9 @@
 
     python tests/benchmarks/bench_renderer.py [--tokenizer FOLDER] [--repeats 2000] [--json]
 
-Prints one line per measure: rendering a first prompt, the first bridge of a shape and the later ones, reading a short completion, and for
-comparison what transformers' ``apply_chat_template`` takes for the whole conversation that a bridge extends.
+Prints one line per measure: rendering a first prompt, the first bridge of a shape and the later ones, reading a short
+completion, and for comparison what transformers' ``apply_chat_template`` takes for the whole conversation that a
+bridge extends.
 """
 
 from __future__ import annotations
@@ -27,10 +28,24 @@ CHATML = (
     "{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+]
 TOOLS = (
-    ToolSpec("get_forecast", "Prices.", {"type": "object", "properties": {"day": {"type": "integer"}}, "required": ["day"]}),
-    ToolSpec("submit_schedule", "Submit.", {"type": "object", "properties": {"plan": {"type": "string"}}, "required": ["plan"]}),
+    ToolSpec(
+        "get_forecast", "Prices.", {"type": "object", "properties": {"day": {"type": "integer"}}, "required": ["day"]}
+    ),
+    ToolSpec(
+        "submit_schedule",
+        "Submit.",
+        {"type": "object", "properties": {"plan": {"type": "string"}}, "required": ["plan"]},
+    ),
 )
 
 
@@ -42,12 +57,19 @@ def made(folder: str) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    corpus = ['{"name": "get_forecast", "arguments": {"day": 12}}\nPlan the day, please. prices: 1 2 3 4 5\nassistant user system'] * 8
+    corpus = [
+        '{"name": "get_forecast", "arguments": {"day": 12}}\nPlan the day, please. prices: 1 2 3 4 5\nassistant user system'
+    ] * 8
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=600,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -76,7 +98,14 @@ def measure(folder: str, repeats: int) -> dict[str, float]:
     parsed = renderer.parse(completion, TOOLS)
     message, end = parsed.message, prompt.spans[-1][1]
     tail = Tail(
-        np.concatenate([prompt.ids[end:], completion]), len(prompt) - end, close, message, 2, ("system", "user"), (), TOOLS
+        np.concatenate([prompt.ids[end:], completion]),
+        len(prompt) - end,
+        close,
+        message,
+        2,
+        ("system", "user"),
+        (),
+        TOOLS,
     )
     call = message.tool_calls[0]
     answer = [Message("tool", "prices: 3 1 4 1 5 9 2 6", tool_call_id=call.id, name=call.name)]
@@ -91,7 +120,13 @@ def measure(folder: str, repeats: int) -> dict[str, float]:
         other.bridge(tail, answer, TOOLS)
         firsts.append((time.perf_counter() - begun) * 1e3)
     history = [*start, *[message, *answer] * 25]
-    wires = [{**m.to_openai(), **({"tool_calls": [{"function": {"name": call.name, "arguments": {"day": 12}}}]} if m.tool_calls else {})} for m in history]
+    wires = [
+        {
+            **m.to_openai(),
+            **({"tool_calls": [{"function": {"name": call.name, "arguments": {"day": 12}}}]} if m.tool_calls else {}),
+        }
+        for m in history
+    ]
     few = max(5, repeats // 100)
     return {
         "first prompt, ms": median_ms(lambda: renderer.render(start, TOOLS), repeats),
@@ -100,7 +135,10 @@ def measure(folder: str, repeats: int) -> dict[str, float]:
         "parse, ms": median_ms(lambda: renderer.parse(completion, TOOLS), repeats),
         "render of 52 messages, ms": median_ms(lambda: renderer.render(history, TOOLS), few),
         "apply_chat_template of 52 messages, ms": median_ms(
-            lambda: hugging.apply_chat_template(wires, add_generation_prompt=True, tools=[t.to_openai() for t in TOOLS]), few
+            lambda: hugging.apply_chat_template(
+                wires, add_generation_prompt=True, tools=[t.to_openai() for t in TOOLS]
+            ),
+            few,
         ),
         "delta, tokens": float(len(delta)),
         "completion, tokens": float(len(completion)),

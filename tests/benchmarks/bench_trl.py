@@ -1,7 +1,8 @@
-"""Our training step beside TRL's GRPOTrainer, on identical weights and prompts: CPU seconds a step, and the rewards of both.
+"""Our training step beside TRL's GRPOTrainer, on identical weights and prompts: CPU seconds a step, and the rewards
+of both.
 
-Every step samples 64 completions of 64 tokens, 8 to each of 8 prompts, and takes one optimizer step on them. Each side runs in a process
-of its own, one thread, by turns; the medians of all their steps but the first are compared.
+Every step samples 64 completions of 64 tokens, 8 to each of 8 prompts, and takes one optimizer step on them. Each
+side runs in a process of its own, one thread, by turns; the medians of all their steps but the first are compared.
 
     python tests/benchmarks/bench_trl.py [--repeats 3] [--json]
 """
@@ -46,7 +47,9 @@ async def make(folder: Path) -> None:
     vocabulary = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, VOCAB)}}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder / "words")
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>").save_pretrained(
+        folder / "words"
+    )
     trainer = LocalTrainer(LocalTrainer.Config(threads=1))
     await trainer.start(ferrule.RunInfo("made", folder, 0, ferrule.ModelSpec(tokenizer=str(folder / "words"))))
     await trainer.export(str(folder / "model"))
@@ -122,10 +125,27 @@ def theirs(model: Path, seed: int) -> dict[str, list[float]]:
         return scores
 
     config = GRPOConfig(
-        output_dir=str(model.parent / "theirs"), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-        per_device_train_batch_size=PROMPTS * GROUP, num_generations=GROUP, max_completion_length=TOKENS, max_steps=STEPS,
-        learning_rate=LR, lr_scheduler_type="constant", beta=0.0, temperature=1.0, top_k=0, max_grad_norm=1.0, seed=seed, loss_type="dapo",
-        generation_kwargs={"min_new_tokens": TOKENS}, save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        output_dir=str(model.parent / "theirs"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        per_device_train_batch_size=PROMPTS * GROUP,
+        num_generations=GROUP,
+        max_completion_length=TOKENS,
+        max_steps=STEPS,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        beta=0.0,
+        temperature=1.0,
+        top_k=0,
+        max_grad_norm=1.0,
+        seed=seed,
+        loss_type="dapo",
+        generation_kwargs={"min_new_tokens": TOKENS},
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
         shuffle_dataset=False,
     )
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -133,15 +153,25 @@ def theirs(model: Path, seed: int) -> dict[str, list[float]]:
     assert tokenizer(texts).input_ids == prompts()
     data = Dataset.from_list([{"prompt": text} for text in texts] * STEPS)
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=score, args=config, train_dataset=data,
-        processing_class=tokenizer, callbacks=[Clock()],
+        model=AutoModelForCausalLM.from_pretrained(model),
+        reward_funcs=score,
+        args=config,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[Clock()],
     )
     trainer.train()
     return out
 
 
 def run(side: str, folder: Path, seed: int = 0) -> dict[str, list[float]]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "KMP_BLOCKTIME": "0",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     command = [sys.executable, __file__, "--side", side, "--folder", str(folder), "--seed", str(seed)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -181,7 +211,9 @@ def main() -> None:
     print(f"CPU seconds a step, median: ours {medians['ours']:.3f}, TRL {medians['trl']:.3f}, ratio {ratio:.2f}")
     for side, (first, last) in rewards.items():
         band = f"{min(last):.3f} to {max(last):.3f}"
-        print(f"reward of {side}: {statistics.mean(first):.3f} at step 1, {statistics.mean(last):.3f} ({band}) at step {STEPS}")
+        print(
+            f"reward of {side}: {statistics.mean(first):.3f} at step 1, {statistics.mean(last):.3f} ({band}) at step {STEPS}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The page on a loss of one's own, followed word for word: its files are written, its commands are run as they stand there."""
+"""The page on a loss of one's own, followed word for word: its files are written, its commands are run as they stand
+there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Load every plugin that the distribution named on the command line offers, through the registry; fail where one does not load.
+"""Load every plugin that the distribution named on the command line offers, through the registry; fail where one
+does not load.
 
 Run in an environment that holds core and that distribution alone, so that an undeclared dependency shows.
 """

@@ -1,4 +1,6 @@
-"""What tells whether a quest is solved. Each verifier looks at the sandbox's files as ``root``; the agent's own programs run as the agent."""
+"""What tells whether a quest is solved. Each verifier looks at the sandbox's files as ``root``; the agent's own
+programs run as the agent.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ async def totals(sandbox: ferrule.Sandbox) -> float:
             for row in csv.DictReader(io.StringIO(data.decode())):
                 sums[row["region"]] += int(row["units"]) * int(row["cents"])
     answer = await text(sandbox, "totals.csv")
-    return float(answer is not None and answer.split() == ["region,cents", *(f"{region},{sums[region]}" for region in sorted(sums))])
+    return float(
+        answer is not None
+        and answer.split() == ["region,cents", *(f"{region},{sums[region]}" for region in sorted(sums))]
+    )
 
 
 HIDDEN = ("", "one\n", "b a\nb  c a\n\n\ta\n", "The the THE\nend", "x\n" * 500 + "y z\n")
@@ -92,7 +97,9 @@ async def counts_words(sandbox: ferrule.Sandbox) -> float:
 
 async def merged(sandbox: ferrule.Sandbox) -> float:
     """``all.txt`` has every address once, in lower case, sorted."""
-    addresses = {line.strip().lower() for data in given("merge-lists").values() for line in data.decode().splitlines()} - {""}
+    addresses = {
+        line.strip().lower() for data in given("merge-lists").values() for line in data.decode().splitlines()
+    } - {""}
     answer = await text(sandbox, "all.txt")
     return float(answer is not None and answer.split("\n") == sorted(addresses))
 
@@ -109,4 +116,6 @@ async def found(sandbox: ferrule.Sandbox, params: dict[str, Any]) -> float:
 async def swept(sandbox: ferrule.Sandbox) -> float:
     """The ``.tmp`` files under ``cache`` are gone, and all else is as it was."""
     files = given("sweep-cache")
-    return float(await same(sandbox, {p: d for p, d in files.items() if not (p.startswith("cache/") and p.endswith(".tmp"))}))
+    return float(
+        await same(sandbox, {p: d for p, d in files.items() if not (p.startswith("cache/") and p.endswith(".tmp"))})
+    )

@@ -20,7 +20,9 @@ import ferrule
 HOME = ferrule_filequest.home()
 TASKS = {task.id: task for task in BundleTaskset(BundleTaskset.Config(path=HOME / "bundle")).tasks("all")}
 BACKENDS = [
-    pytest.param(BwrapSandboxes, marks=pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed here")),
+    pytest.param(
+        BwrapSandboxes, marks=pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed here")
+    ),
     LocalSandboxes,
 ]
 
@@ -83,7 +85,7 @@ async def test_gold_scores_one_and_nothing_scores_zero(backend: ferrule.SandboxB
         ("region-totals", "echo region,cents > totals.csv"),
         ("fix-count", "echo 'echo 8' > count.sh"),
         ("fix-count", "echo 'sleep 100' > count.sh"),
-        ("fix-count", "printf '%s\\n' 'tr \" \" \"\\n\" < \"$1\" | sort -u | wc -l' > count.sh"),
+        ("fix-count", 'printf \'%s\\n\' \'tr " " "\\n" < "$1" | sort -u | wc -l\' > count.sh'),
         ("merge-lists", "cat lists/*.txt | sort -u > all.txt"),
         ("find-checksum", "cp vault/a/00.bin found.bin; head -c 300 /dev/zero > found.bin"),
         ("sweep-cache", "find . -name '*.tmp' -delete"),
@@ -99,11 +101,18 @@ async def test_a_half_right_answer_scores_nothing(task: str, command: str) -> No
 @pytest.mark.parametrize(
     "planted",
     [
-        "mkfifo answer.txt", "mkdir answer.txt", "ln -s answer.txt answer.txt", "ln -s /dev/zero answer.txt",
-        "truncate -s 900M answer.txt", "printf '\\377\\376' > answer.txt", "ln -s /proc/self/environ answer.txt",
+        "mkfifo answer.txt",
+        "mkdir answer.txt",
+        "ln -s answer.txt answer.txt",
+        "ln -s /dev/zero answer.txt",
+        "truncate -s 900M answer.txt",
+        "printf '\\377\\376' > answer.txt",
+        "ln -s /proc/self/environ answer.txt",
     ],
 )
-async def test_a_trap_in_the_answers_place_is_a_wrong_answer_and_no_failure(backend: ferrule.SandboxBackend, planted: str) -> None:
+async def test_a_trap_in_the_answers_place_is_a_wrong_answer_and_no_failure(
+    backend: ferrule.SandboxBackend, planted: str
+) -> None:
     assert (await play(backend, "noisiest-log", planted))[0] == 0.0
 
 
@@ -114,7 +123,8 @@ async def test_an_agent_that_cheats_gets_nowhere_in_bwrap(tmp_path: Path, monkey
     backend = BwrapSandboxes(BwrapSandboxes.Config())
     before, verifiers = set(ferrule.process_table()), (HOME / "bundle" / "quests.py").read_bytes()
     reward, answers = await play(
-        backend, "noisiest-log",
+        backend,
+        "noisiest-log",
         f"cat {tmp_path}/secret /etc/shadow {HOME}/bundle/quests.py; cat /proc/*/environ; cat /proc/{os.getpid()}/environ",
         f"echo 'async def noisiest(sandbox): return 1.0' > {HOME}/bundle/quests.py; mkdir -p /verifier /logs/verifier; echo 1 > /verifier/reward",
         "yes | head -c 1000000000",
@@ -139,8 +149,19 @@ async def test_an_agent_that_cheats_gets_nowhere_in_bwrap(tmp_path: Path, monkey
 def test_the_configurations_run_as_the_readme_says(tmp_path: Path, sandbox: str, script: str) -> None:
     if sandbox == "bwrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed here")
-    command = [sys.executable, "-m", "ferrule", "eval", str(HOME / f"eval-{sandbox}.toml"), "--runs", str(tmp_path / "runs"), "--json"]
-    out = subprocess.run([*command, "--set", f"harness.script={script}"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "ferrule",
+        "eval",
+        str(HOME / f"eval-{sandbox}.toml"),
+        "--runs",
+        str(tmp_path / "runs"),
+        "--json",
+    ]
+    out = subprocess.run(
+        [*command, "--set", f"harness.script={script}"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert out.returncode == 0, out.stderr
     summary = json.loads(out.stdout)
     assert [figures["eval/sampled/reward"] for figures in summary["evals"]] == [1.0 if script == "gold" else 0.0]

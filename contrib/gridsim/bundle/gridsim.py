@@ -1,7 +1,7 @@
 """GridSim: a battery that holds one unit, a day of eight prices, and one plan to make of them.
 
-A plan has one letter per slot: C buys a unit at the slot's price, D sells it, H holds. The battery starts empty. The plan that is
-accepted is filed in the day's sandbox, and what lies there at the end is what is judged.
+A plan has one letter per slot: C buys a unit at the slot's price, D sells it, H holds. The battery starts empty. The
+plan that is accepted is filed in the day's sandbox, and what lies there at the end is what is judged.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ class ToolError(FerruleError):
 
 
 class RolloutCut(FerruleError):
-    """Raised into a harness where the rollout ends here (a limit, a reply beyond use); the episode is scored as it stands.
+    """Raised into a harness where the rollout ends here (a limit, a reply beyond use); the episode is scored as it
+    stands.
 
     ``termination`` is a :class:`ferrule.Termination`.
     """

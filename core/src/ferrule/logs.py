@@ -43,5 +43,7 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """The logger called *name* (``ferrule.rollout``; a plugin's ``__name__``): silent until an application configures structlog."""
+    """The logger called *name* (``ferrule.rollout``; a plugin's ``__name__``): silent until an application
+    configures structlog.
+    """
     return Logger(name)

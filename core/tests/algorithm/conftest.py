@@ -16,7 +16,10 @@ from ferrule.algorithm import build_batch
 from ferrule.config.schema import FilterConfig
 
 KINDS = {
-    "P": ferrule.TokenKind.PROMPT, "A": ferrule.TokenKind.ACTION, "O": ferrule.TokenKind.OBSERVATION, "S": ferrule.TokenKind.SCAFFOLD,
+    "P": ferrule.TokenKind.PROMPT,
+    "A": ferrule.TokenKind.ACTION,
+    "O": ferrule.TokenKind.OBSERVATION,
+    "S": ferrule.TokenKind.SCAFFOLD,
 }
 
 
@@ -69,10 +72,15 @@ class Make:
         sampled = kind == ferrule.TokenKind.ACTION
         logprobs = np.where(sampled, -random.uniform(0.5, 3.5, len(kind)), 0.0).astype(np.float32)
         return ferrule.Segment(
-            random.integers(0, self.vocab, len(kind)).astype(np.int32), kind, logprobs, np.where(sampled, 3, -1).astype(np.int32)
+            random.integers(0, self.vocab, len(kind)).astype(np.int32),
+            kind,
+            logprobs,
+            np.where(sampled, 3, -1).astype(np.int32),
         )
 
-    def trajectory(self, *segments: str, name: str = "agent", reward: float | None = 1.0, seed: int = 0, **more: Any) -> ferrule.Trajectory:
+    def trajectory(
+        self, *segments: str, name: str = "agent", reward: float | None = 1.0, seed: int = 0, **more: Any
+    ) -> ferrule.Trajectory:
         made = [self.segment(kinds, seed + 100 * i) for i, kinds in enumerate(segments)]
         steps = [
             ferrule.Step(segment, i, found.start(), found.end(), "stop", ferrule.Message("assistant", ""))
@@ -94,15 +102,26 @@ class Make:
     ) -> ferrule.Episode:
         seed = ferrule.derive_seed(task, attempt, name) % 2**32
         trajectory = self.trajectory(*(segments or ("PPAA",)), name=name, reward=reward, seed=seed, **more)
-        return ferrule.Episode(f"{task}-{attempt}", task, attempt, (trajectory,), termination, reward=reward, failure=failure)
+        return ferrule.Episode(
+            f"{task}-{attempt}", task, attempt, (trajectory,), termination, reward=reward, failure=failure
+        )
 
     def group(self, task: str, rewards: Sequence[float], *segments: str) -> list[ferrule.Episode]:
         return [self.episode(task, attempt, *segments, reward=reward) for attempt, reward in enumerate(rewards)]
 
-    def batch(self, episodes: Sequence[ferrule.Episode], estimator: Any = GroupNormal, losses: Sequence[Any] = (), **filter: Any) -> Any:
+    def batch(
+        self,
+        episodes: Sequence[ferrule.Episode],
+        estimator: Any = GroupNormal,
+        losses: Sequence[Any] = (),
+        **filter: Any,
+    ) -> Any:
         roles = estimator if isinstance(estimator, dict) else {"*": estimator}
         return build_batch(
-            episodes, advantage={role: cls(cls.Config()) for role, cls in roles.items()}, filter=FilterConfig(**filter), losses=losses,
+            episodes,
+            advantage={role: cls(cls.Config()) for role, cls in roles.items()},
+            filter=FilterConfig(**filter),
+            losses=losses,
             vocab_size=self.vocab,
         )
 

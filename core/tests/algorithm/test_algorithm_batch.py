@@ -23,7 +23,10 @@ def test_all_attempts_at_one_task_are_one_group_in_whatever_order_they_arrive(ma
 def test_roles_are_estimated_apart_each_by_its_own_estimator(make):
     episodes = []
     for attempt, (solver, judge) in enumerate([(1.0, 0.25), (0.0, 0.75)]):
-        trajectories = (make.trajectory("PA", name="solver", reward=solver), make.trajectory("PPA", name="judge", reward=judge))
+        trajectories = (
+            make.trajectory("PA", name="solver", reward=solver),
+            make.trajectory("PPA", name="judge", reward=judge),
+        )
         episodes.append(ferrule.Episode(f"e{attempt}", "t", attempt, trajectories))
     batch = make.batch(episodes, {"judge": make.Raw, "*": make.GroupNormal})
     found = {(t.name, s[1]): a for t, s, a in zip(batch.trajectories, batch.sources, batch.advantages, strict=True)}
@@ -82,7 +85,11 @@ def test_a_logprob_that_is_no_number_drops_its_trajectory_unless_nobody_reads_it
     episodes[0].trajectories[0].segments[0].logprobs[3] = np.nan  # an observation's is never read
     assert make.batch(episodes).dropped == {"invalid_logprob": 1}
     everything = build_batch(
-        episodes, advantage={"*": make.Raw(make.Raw.Config())}, filter=FilterConfig(), vocab_size=11, need_logprobs=False
+        episodes,
+        advantage={"*": make.Raw(make.Raw.Config())},
+        filter=FilterConfig(),
+        vocab_size=11,
+        need_logprobs=False,
     )
     assert len(everything) == 3
 
@@ -172,7 +179,10 @@ def test_rows_know_their_trajectory_after_others_left(make):
     batch = make.batch(episodes)
     assert batch.row_trajectory.tolist() == [0, 0, 1, 1]
     assert [(r.task_id, r.attempt, r.role, r.segment) for r in batch.rows] == [
-        ("t", 0, "agent", 0), ("t", 0, "agent", 1), ("t", 1, "agent", 0), ("t", 1, "agent", 1),
+        ("t", 0, "agent", 0),
+        ("t", 0, "agent", 1),
+        ("t", 1, "agent", 0),
+        ("t", 1, "agent", 1),
     ]
     assert batch.metrics["rows/agent/steps_per_row"] == 1.0
 
@@ -181,7 +191,9 @@ class TestMetrics:
     def test_groups_are_told_apart_by_what_they_teach(self, make):
         groups = {"easy": [1, 1], "hard": [0, 0], "flat": [0.5, 0.5], "lone": [0.3], "t": [1, 0], "u": [0.25, 0.75]}
         metrics = make.batch([e for task, rewards in groups.items() for e in make.group(task, rewards)]).metrics
-        counts = {name: metrics[f"groups/agent/{name}"] for name in ("total", "informative", "too_easy", "too_hard", "flat")}
+        counts = {
+            name: metrics[f"groups/agent/{name}"] for name in ("total", "informative", "too_easy", "too_hard", "flat")
+        }
         assert counts == {"total": 6, "informative": 2, "too_easy": 1, "too_hard": 1, "flat": 2}
         assert metrics["advantage/agent/singletons"] == 1
         assert metrics["advantage/agent/fraction_zero"] == pytest.approx(7 / 11)

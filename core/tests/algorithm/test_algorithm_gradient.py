@@ -1,7 +1,8 @@
 """The gradient of a lowered objective against a loss written out from its definition, on a small softmax model.
 
-The model is a table of logits, one row per previous token. The objective's side sums w · policy + ce · (−logp) over tokens with the
-derivatives by hand; the reference reads the definitions (advantages, means of means) and is differentiated by finite differences.
+The model is a table of logits, one row per previous token. The objective's side sums w · policy + ce · (−logp) over
+tokens with the derivatives by hand; the reference reads the definitions (advantages, means of means) and is
+differentiated by finite differences.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def objective_gradient(table: np.ndarray, objective: ferrule.Objective) -> np.nd
 
 
 def reduce(sequences: list[list[float]], reduction: str) -> float:
-    """The mean, or mean of means, or sum, of the losses of the tokens of each sequence; sequences without tokens do not count."""
+    """The mean, or mean of means, or sum, of the losses of the tokens of each sequence; sequences without tokens do
+    not count.
+    """
     sequences = [s for s in sequences if s]
     if reduction == "token-sum":
         return sum(sum(s) for s in sequences)
@@ -129,8 +132,10 @@ def table() -> np.ndarray:
 @pytest.fixture(scope="module")
 def episodes(make):
     return [
-        *make.group("t", [1, 0, 0.25], "PPAASOOSAAA", "PPPPAA"), *make.group("u", [0, 1], "PPAAAAAOA"),
-        *make.group("flat", [0, 0], "PPAASOOOSA"), make.episode("t", 3, "PPPA", reward=0.6),
+        *make.group("t", [1, 0, 0.25], "PPAASOOSAAA", "PPPPAA"),
+        *make.group("u", [0, 1], "PPAAAAAOA"),
+        *make.group("flat", [0, 0], "PPAASOOOSA"),
+        make.episode("t", 3, "PPPA", reward=0.6),
     ]
 
 
@@ -161,4 +166,6 @@ def test_that_of_supervised_training_is_the_definition_s(make, table, reduction)
         sequences = [[-logprobs(at, s.ids)[t] for t in np.flatnonzero(s.kind == ACTION)] for s in segments]
         return reduce(sequences, reduction)
 
-    assert difference(objective_gradient(table, supervised(rows, 0.0, reduction)), finite_differences(loss, table)) < 1e-6
+    assert (
+        difference(objective_gradient(table, supervised(rows, 0.0, reduction)), finite_differences(loss, table)) < 1e-6
+    )

@@ -33,7 +33,8 @@ def same(left: ferrule.Objective, right: ferrule.Objective) -> None:
 def mixed(make):
     """Three groups: one that differs, over two rows each; one that differs; one that is uniform, with observations."""
     return [
-        *make.group("t", [1, 0, 0.25], "PPAASOOSAA", "PPPPAAA"), *make.group("u", [0, 1], "PPPA"),
+        *make.group("t", [1, 0, 0.25], "PPAASOOSAA", "PPPPAAA"),
+        *make.group("u", [0, 1], "PPPA"),
         *make.group("flat", [0, 0], "PPAASOOOSA"),
     ]
 
@@ -41,7 +42,9 @@ def mixed(make):
 def test_every_row_of_a_trajectory_carries_its_scalar_on_its_own_action_tokens_alone(make):
     batch = make.batch(make.group("t", [1, 0], "PPAASOOSAA", "PPPPAAA"))
     objective = lower(batch, PolicyConfig(), [])
-    for row, advantages, weights, old in zip(objective.rows, objective.advantages, objective.weights, objective.old, strict=True):
+    for row, advantages, weights, old in zip(
+        objective.rows, objective.advantages, objective.weights, objective.old, strict=True
+    ):
         action = row.kind == ferrule.TokenKind.ACTION
         np.testing.assert_array_equal(advantages, np.where(action, np.float32(batch.advantages[row.trajectory]), 0))
         np.testing.assert_array_equal(weights != 0, action)
@@ -57,7 +60,9 @@ def test_an_end_token_that_was_not_sampled_carries_nothing(make):
 def test_the_first_position_never_carries_weight(make):
     batch = make.batch(make.group("t", [1, 0], "AAOA", "OAA"), losses=[make.watch()])
     objective = lower(batch, PolicyConfig(), [make.watch()])
-    assert all(x[0] == 0 for arrays in (objective.weights, objective.ce, objective.advantages, objective.old) for x in arrays)
+    assert all(
+        x[0] == 0 for arrays in (objective.weights, objective.ce, objective.advantages, objective.old) for x in arrays
+    )
     assert sum((w != 0).sum() for w in objective.weights) == 2 * (2 + 2)
 
 
@@ -84,7 +89,8 @@ def test_per_token_advantages_stand_on_their_own_action_tokens(make):
 )
 def test_normalisers_are_those_of_the_whole_step(make, reduction, unit, expected):
     episodes = [
-        make.episode("t", 0, "PPAASOOSAA", "PPPPAAA", reward=1.0), make.episode("t", 1, "P" + "A" * 9, reward=0.0),
+        make.episode("t", 0, "PPAASOOSAA", "PPPPAAA", reward=1.0),
+        make.episode("t", 1, "P" + "A" * 9, reward=0.0),
     ]
     objective = lower(make.batch(episodes), PolicyConfig(reduction=reduction, unit=unit), [])
     np.testing.assert_allclose([w.max() for w in objective.weights], expected, rtol=1e-6)
@@ -190,7 +196,10 @@ def test_parts_of_an_objective_sum_to_the_whole(make, mixed, order, cut):
 
 
 def part(objective: ferrule.Objective, rows: list[int]) -> ferrule.Objective:
-    pick = {name: tuple(getattr(objective, name)[i] for i in rows) for name in ("rows", "advantages", "old", "weights", "ce")}
+    pick = {
+        name: tuple(getattr(objective, name)[i] for i in rows)
+        for name in ("rows", "advantages", "old", "weights", "ce")
+    }
     return attrs.evolve(objective, **pick)
 
 
@@ -207,7 +216,9 @@ def total(objective: ferrule.Objective) -> float:
 
 def test_token_mean_is_token_sum_over_the_number_of_tokens(make, mixed):
     batch = make.batch(mixed)
-    mean, summed = (np.concatenate(lower(batch, PolicyConfig(reduction=r), []).weights) for r in ("token-mean", "token-sum"))
+    mean, summed = (
+        np.concatenate(lower(batch, PolicyConfig(reduction=r), []).weights) for r in ("token-mean", "token-sum")
+    )
     np.testing.assert_allclose(mean, summed / summed.sum(), rtol=1e-6)
     assert mean.sum(dtype=np.float64) == pytest.approx(1.0, rel=1e-6)
 

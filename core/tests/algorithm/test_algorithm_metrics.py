@@ -57,7 +57,9 @@ def test_a_loss_s_own_value_is_without_its_coefficient(make, batch):
         metrics = loss_metrics(lower(batch, PolicyConfig(), [make.watch(coef)]), output(batch, [0, 0], [0, 0]))
         assert metrics["loss/watch"] == pytest.approx(2.0, rel=1e-6)
         assert metrics["loss/watch/tokens"] == 2
-    assert "loss/watch" not in loss_metrics(lower(batch, PolicyConfig(), [make.watch(0.0)]), output(batch, [0, 0], [0, 0]))
+    assert "loss/watch" not in loss_metrics(
+        lower(batch, PolicyConfig(), [make.watch(0.0)]), output(batch, [0, 0], [0, 0])
+    )
 
 
 def test_a_loss_without_tokens_is_nothing(make):
@@ -107,7 +109,10 @@ def test_logprobs_that_do_not_fit_the_rows_are_refused(batch):
 class TestAccuracy:
     def test_attempts_without_a_step_count_and_are_not_right(self, make):
         played = [make.episode(f"t{i}", 0, reward=float(i < 40)) for i in range(80)]
-        nothing = [ferrule.Episode(f"n{i}", f"n{i}", 0, (ferrule.Trajectory("agent", reward=0.0),), reward=0.0) for i in range(20)]
+        nothing = [
+            ferrule.Episode(f"n{i}", f"n{i}", 0, (ferrule.Trajectory("agent", reward=0.0),), reward=0.0)
+            for i in range(20)
+        ]
         assert accuracy(played + nothing) == {"accuracy": 0.40, "no_step_rate": 0.20, "attempts": 100}
 
     def test_what_a_harness_without_a_model_said_is_a_step(self):

@@ -14,7 +14,9 @@ def test_every_segment_is_a_row_and_its_arrays_are_the_segment_s_own(make):
     trajectory = make.trajectory("PPAASOOSAA", "PPPPAA")
     rows = rows_of([make.trajectory("PA", name="first"), trajectory], [("a", 4), ("b", 5)])
     assert [(r.trajectory, r.task_id, r.attempt, r.role, r.segment) for r in rows] == [
-        (0, "a", 4, "first", 0), (1, "b", 5, "agent", 0), (1, "b", 5, "agent", 1),
+        (0, "a", 4, "first", 0),
+        (1, "b", 5, "agent", 0),
+        (1, "b", 5, "agent", 1),
     ]
     for row, segment in zip(rows[1:], trajectory.segments, strict=True):
         for name in ("ids", "kind", "logprobs", "version"):
@@ -34,7 +36,12 @@ def test_other_types_and_strides_become_the_row_s(make):
     strided = np.arange(12)[::2]
     segment = ferrule.Segment(strided, strided.astype(np.int64) % 4, strided.astype(float), strided)
     (row,) = rows_of([ferrule.Trajectory("agent", segments=[segment])])
-    assert (row.ids.dtype, row.kind.dtype, row.logprobs.dtype, row.version.dtype) == (np.int32, np.uint8, np.float32, np.int32)
+    assert (row.ids.dtype, row.kind.dtype, row.logprobs.dtype, row.version.dtype) == (
+        np.int32,
+        np.uint8,
+        np.float32,
+        np.int32,
+    )
     assert row.ids.flags.c_contiguous
     assert row.ids.tolist() == [0, 2, 4, 6, 8, 10]
 

@@ -22,7 +22,9 @@ def commands(module: str, name: str = "hello") -> dict:
 
 
 def test_help_and_the_list_of_plugins_import_no_plugin(site):
-    site.add("loud", points={"ferrule.losses": {"loud": "loud:X"}, **commands("loud", "shout")}, modules={"loud": BROKEN})
+    site.add(
+        "loud", points={"ferrule.losses": {"loud": "loud:X"}, **commands("loud", "shout")}, modules={"loud": BROKEN}
+    )
     shown = site.run("--help")
     assert shown.returncode == 0
     for line in ("check", "explain", "plugins", "train", "shout", "from loud 1.0"):
@@ -58,7 +60,11 @@ def test_exit_codes_tell_a_mistake_from_a_failure(site, command):
 def test_a_stranger_cannot_take_a_command_of_the_core_over_and_two_strangers_are_told_apart(site, command):
     for name in ("one", "two"):
         module = f"polite_{name}"
-        site.add(f"polite-{name}", points={"ferrule.commands": {"hello": f"{module}:command", "check": f"{module}:command"}}, modules={module: HELLO})
+        site.add(
+            f"polite-{name}",
+            points={"ferrule.commands": {"hello": f"{module}:command", "check": f"{module}:command"}},
+            modules={module: HELLO},
+        )
     assert "CONFIG" in command("check", "--help")[1]
     code, _, err = command("hello")
     assert code == 2
@@ -95,7 +101,13 @@ def test_show_asks_a_process_of_its_own(site):
     site.toy()
     shown = site.run("plugins", "show", "toy_grpo")
     assert shown.returncode == 0, shown.stderr
-    for part in ("advantage toy_grpo", "distribution: ferrule-toy", "version: 0.3", "eps\ta number\t1e-06", "scale\tone of 'std', 'none'\t\"std\""):
+    for part in (
+        "advantage toy_grpo",
+        "distribution: ferrule-toy",
+        "version: 0.3",
+        "eps\ta number\t1e-06",
+        "scale\tone of 'std', 'none'\t\"std\"",
+    ):
         assert part in shown.stdout
     data = json.loads(site.run("plugins", "show", "toy", "--kind", "trainer", "--json").stdout)
     assert data["provides"] == ["cross_entropy", "logprobs"]
@@ -117,7 +129,11 @@ def test_a_class_that_no_kind_can_use_is_told_what_is_wrong_with_it_and_not_with
 
 
 def test_a_plugin_that_ends_its_process_does_not_end_ours(site):
-    site.add("fatal", points={"ferrule.losses": {"fatal": "fatal:X"}}, modules={"fatal": "import os, sys; print('bye', file=sys.stderr); sys.stderr.flush(); os._exit(9)"})
+    site.add(
+        "fatal",
+        points={"ferrule.losses": {"fatal": "fatal:X"}},
+        modules={"fatal": "import os, sys; print('bye', file=sys.stderr); sys.stderr.flush(); os._exit(9)"},
+    )
     site.add("loud", points={"ferrule.losses": {"loud": "loud:X"}}, modules={"loud": BROKEN})
     shown = site.run("plugins", "show", "fatal")
     assert shown.returncode == 1

@@ -16,7 +16,7 @@ from ferrule.errors import ConfigError
 
 
 def test_every_value_says_where_it_came_from(loads, project):
-    loaded = loads("trainer.tiny.width=32", "eval.limit=5", add='[sampling]\ntemperature = 1.1\n')
+    loaded = loads("trainer.tiny.width=32", "eval.limit=5", add="[sampling]\ntemperature = 1.1\n")
     where = {row.path: (row.value, row.where) for row in explain(loaded)}
     file = project / "run.toml"
     assert where["name"] == ("toy", f"{file}:1")
@@ -42,19 +42,42 @@ def test_secrets_are_hidden_wherever_they_stand(loads, command, project):
         assert "hunter2" not in out + err
 
 
-@pytest.mark.parametrize("key", ["api_key", "apiKey", "API-KEY", "token", "HF_TOKEN", "client.secret", "password", "key", "OPENAI_API_KEY", "Authorization", "aws_credentials"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "api_key",
+        "apiKey",
+        "API-KEY",
+        "token",
+        "HF_TOKEN",
+        "client.secret",
+        "password",
+        "key",
+        "OPENAI_API_KEY",
+        "Authorization",
+        "aws_credentials",
+    ],
+)
 def test_names_of_secrets(key):
     assert is_secret(key)
 
 
-@pytest.mark.parametrize("key", ["max_tokens", "tokenizer", "monkey", "keyboard", "secretary", "max_prompt_tokens", "", 3])
+@pytest.mark.parametrize(
+    "key", ["max_tokens", "tokenizer", "monkey", "keyboard", "secretary", "max_prompt_tokens", "", 3]
+)
 def test_names_of_what_is_none(key):
     assert not is_secret(key)
 
 
 def test_redaction_covers_all_below_a_secret_key_and_leaves_the_rest(loads):
     data = {"env": {"A_TOKEN": "x", "HOME": "/"}, "keys": ["a", {"b": "c"}], "token": 3, "secret": "", "n": None}
-    assert redacted(data) == {"env": {"A_TOKEN": "***", "HOME": "/"}, "keys": ["***", {"b": "***"}], "token": 3, "secret": "", "n": None}
+    assert redacted(data) == {
+        "env": {"A_TOKEN": "***", "HOME": "/"},
+        "keys": ["***", {"b": "***"}],
+        "token": 3,
+        "secret": "",
+        "n": None,
+    }
 
 
 def test_what_was_loaded_loads_again_from_its_plain_data(loads, project, tmp_path, monkeypatch):
@@ -80,7 +103,13 @@ def test_explain_names_the_plugins_with_their_versions_and_what_is_played(comman
     data = json.loads(out)
     (trainer,) = [p for p in data["plugins"] if p["section"] == "trainer"]
     assert (trainer["class"], trainer["from"]) == ("ferrule_toy:ToyTrainer", "ferrule-toy 0.3")
-    assert trainer["provides"] == ["cross_entropy", "logprobs", "policy loss cross_entropy", "policy loss importance_sampling", "policy loss ppo"]
+    assert trainer["provides"] == [
+        "cross_entropy",
+        "logprobs",
+        "policy loss cross_entropy",
+        "policy loss importance_sampling",
+        "policy loss ppo",
+    ]
 
 
 def test_explain_says_which_tokens_a_loss_is_over_with_its_options(command, project):
@@ -89,7 +118,11 @@ def test_explain_says_which_tokens_a_loss_is_over_with_its_options(command, proj
         "    class Config(ferrule.AuxLoss.Config):\n        mask: str = 'observation'\n    def weight(self, row, ctx): return 1.0\n"
         "    def tokens(self, row): return ferrule.Mask(self.config.mask).of(row.kind)\n"
     )
-    for mask, over in (("observation", "observation"), ("environment", "observation and scaffold"), ("nonsense", "observation")):
+    for mask, over in (
+        ("observation", "observation"),
+        ("environment", "observation and scaffold"),
+        ("nonsense", "observation"),
+    ):
         loss = f"losses=[{{use = '{project}/wide.py:Wide', coef = 0.5, mask = '{mask}'}}]"
         code, out, err = command("explain", project / "run.toml", "--set", loss)
         assert code == 0, err
@@ -135,9 +168,25 @@ m = 3
 def test_lines_are_found_through_strings_comments_arrays_and_tables():
     data, lines = tomllib.loads(ODD), scan(ODD)
     expected = {
-        ("title",): 2, ("a", "b"): 3, ("quoted.key",): 4, ("text",): 5, ("literal",): 9, ("array", 0): 12, ("array", 1): 13, ("array", 1, 1): 14,
-        ("array", 2, "k"): 15, ("array", 2, "l", 0): 15, ("one",): 17, ("one", "x"): 18, ("one", "two", "y"): 20, ("list", 0, "n"): 22,
-        ("list", 0, "inner", 0, "m"): 24, ("list", 0, "inner", 1, "m"): 26, ("list", 1): 27, ("list", 1, "sub", "z"): 30, ("list", 1, "inner", 0, "m"): 32,
+        ("title",): 2,
+        ("a", "b"): 3,
+        ("quoted.key",): 4,
+        ("text",): 5,
+        ("literal",): 9,
+        ("array", 0): 12,
+        ("array", 1): 13,
+        ("array", 1, 1): 14,
+        ("array", 2, "k"): 15,
+        ("array", 2, "l", 0): 15,
+        ("one",): 17,
+        ("one", "x"): 18,
+        ("one", "two", "y"): 20,
+        ("list", 0, "n"): 22,
+        ("list", 0, "inner", 0, "m"): 24,
+        ("list", 0, "inner", 1, "m"): 26,
+        ("list", 1): 27,
+        ("list", 1, "sub", "z"): 30,
+        ("list", 1, "inner", 0, "m"): 32,
     }
     assert {path: lines[path] for path in expected} == expected
     for path in lines:  # nothing is found that is not there
@@ -150,13 +199,19 @@ def test_lines_are_found_through_strings_comments_arrays_and_tables():
 
 def test_saving_keeps_comments_and_the_keys_that_another_tool_wrote(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('# mine\nname = "a" # here\n[other]\nkey_of_theirs = 1\n[train]\nsteps = 1\n\n[[losses]]\nuse = "echo"\n')
+    path.write_text(
+        '# mine\nname = "a" # here\n[other]\nkey_of_theirs = 1\n[train]\nsteps = 1\n\n[[losses]]\nuse = "echo"\n'
+    )
     save(path, {"name": "b", "train": {"steps": 2, "split": "x"}, "eval": {"limit": 3}})
     text = path.read_text()
     assert "# mine" in text
     assert "# here" in text
     assert tomllib.loads(text) == {
-        "name": "b", "other": {"key_of_theirs": 1}, "train": {"steps": 2, "split": "x"}, "losses": [{"use": "echo"}], "eval": {"limit": 3},
+        "name": "b",
+        "other": {"key_of_theirs": 1},
+        "train": {"steps": 2, "split": "x"},
+        "losses": [{"use": "echo"}],
+        "eval": {"limit": 3},
     }
     save(path, {"other": None, "losses": [{"use": "sdar", "coef": 0.5}]})
     assert tomllib.loads(path.read_text())["losses"] == [{"use": "sdar", "coef": 0.5}]

@@ -37,8 +37,16 @@ def test_what_cannot_be_read_is_a_problem_and_not_an_exception(text):
 
 def test_overrides_reach_every_depth_and_make_what_is_missing(loads):
     config = loads(
-        "trainer.tiny.layers=5", "train.optim.lr=0.5", "losses.0.coef=0.25", "losses.1.use=toy_watcherless", "eval.modes=[\"greedy\"]",
-        "losses=[{use = 'toy_echo', coef = 0.5}]", "losses.0.coef=0.75", "observers.0.use=toy_watcher", "observers.0.every=3", "renderer.thinking=true",
+        "trainer.tiny.layers=5",
+        "train.optim.lr=0.5",
+        "losses.0.coef=0.25",
+        "losses.1.use=toy_watcherless",
+        'eval.modes=["greedy"]',
+        "losses=[{use = 'toy_echo', coef = 0.5}]",
+        "losses.0.coef=0.75",
+        "observers.0.use=toy_watcher",
+        "observers.0.every=3",
+        "renderer.thinking=true",
     ).config
     assert (config.trainer.config.tiny.layers, config.train.optim.lr, config.eval.modes) == (5, 0.5, ("greedy",))
     assert [(loss.label, loss.config.coef) for loss in config.losses] == [("toy_echo", 0.75)]
@@ -56,8 +64,14 @@ def test_overrides_reach_every_depth_and_make_what_is_missing(loads):
         ("train.stesp=1", "--set train.stesp train.stesp: unknown key; did you mean 'steps'?"),
         ("trian.steps=1", "--set trian.steps trian: unknown key; did you mean 'train'?"),
         ("train.steps=many", "--set train.steps train.steps: expected a whole number, got 'many' (text)"),
-        ("advantage.use=toy_gpro", "--set advantage.use advantage.use: no advantage is called 'toy_gpro'; did you mean 'toy_grpo'?"),
-        ("advantage=toy_gpro", "--set advantage advantage: no advantage is called 'toy_gpro'; did you mean 'toy_grpo'?"),
+        (
+            "advantage.use=toy_gpro",
+            "--set advantage.use advantage.use: no advantage is called 'toy_gpro'; did you mean 'toy_grpo'?",
+        ),
+        (
+            "advantage=toy_gpro",
+            "--set advantage advantage: no advantage is called 'toy_gpro'; did you mean 'toy_grpo'?",
+        ),
     ],
 )
 def test_a_wrong_override_is_reported_by_its_own_text(problems, text, found):
@@ -65,9 +79,18 @@ def test_a_wrong_override_is_reported_by_its_own_text(problems, text, found):
 
 
 def test_a_secret_that_is_set_is_never_shown(problems, command, project):
-    (found,) = problems("trainer.api_key=[\"hunter2\"]")
+    (found,) = problems('trainer.api_key=["hunter2"]')
     assert "hunter2" not in found
-    _, out, err = command("check", project / "run.toml", "--set", "trainer.api_key={a = 'hunter2'}", "--set", "trainer.api_key.b.c=1", "--set", 'trainer.api_key="hunter2')
+    _, out, err = command(
+        "check",
+        project / "run.toml",
+        "--set",
+        "trainer.api_key={a = 'hunter2'}",
+        "--set",
+        "trainer.api_key.b.c=1",
+        "--set",
+        'trainer.api_key="hunter2',
+    )
     assert "hunter2" not in out + err
     assert "***" in err
 

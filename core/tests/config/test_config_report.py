@@ -17,9 +17,17 @@ def check(site, project, *words: str):
     return site.run("check", project / "run.toml", *words)
 
 
-def install(site, name: str, version: str = "1.0", *, source: str, requires: tuple[str, ...] = (), label: str = "extra") -> None:
+def install(
+    site, name: str, version: str = "1.0", *, source: str, requires: tuple[str, ...] = (), label: str = "extra"
+) -> None:
     module = name.replace("-", "_")
-    site.add(name, version, points={"ferrule.losses": {label: f"{module}:Extra"}}, modules={module: source}, requires=requires)
+    site.add(
+        name,
+        version,
+        points={"ferrule.losses": {label: f"{module}:Extra"}},
+        modules={module: source},
+        requires=requires,
+    )
 
 
 def test_a_sound_configuration_passes(site, project):
@@ -29,17 +37,32 @@ def test_a_sound_configuration_passes(site, project):
 
 
 SPOILED = {
-    "misspelt plugin": (('use = "toy_grpo"', 'use = "toy_gpro"'), ["run.toml:21: advantage.use: no advantage is called 'toy_gpro'; did you mean 'toy_grpo'?"]),
-    "unknown key in a plugin's section": (("threads = 2", "thread = 2"), ["run.toml:12: trainer.thread: unknown key; did you mean 'threads'?"]),
-    "wrong type": (("threads = 2", 'threads = "2"'), ["run.toml:12: trainer.threads: expected a whole number, got '2' (text)"]),
+    "misspelt plugin": (
+        ('use = "toy_grpo"', 'use = "toy_gpro"'),
+        ["run.toml:21: advantage.use: no advantage is called 'toy_gpro'; did you mean 'toy_grpo'?"],
+    ),
+    "unknown key in a plugin's section": (
+        ("threads = 2", "thread = 2"),
+        ["run.toml:12: trainer.thread: unknown key; did you mean 'threads'?"],
+    ),
+    "wrong type": (
+        ("threads = 2", 'threads = "2"'),
+        ["run.toml:12: trainer.threads: expected a whole number, got '2' (text)"],
+    ),
     "missing file": (('"tasks.json"', '"absent.json"'), ["run.toml:5: taskset.path: no such file: ", "absent.json"]),
     "unmet capability": (
         ('use = "toy_echo"', 'use = "toy_gate"'),
-        ["run.toml:24: losses[0].use: loss 'toy_gate' (losses[0].use) needs 'entropy', and trainer 'toy' (trainer.use) provides cross_entropy, logprobs"],
+        [
+            "run.toml:24: losses[0].use: loss 'toy_gate' (losses[0].use) needs 'entropy', and trainer 'toy' (trainer.use) provides cross_entropy, logprobs"
+        ],
     ),
     "two mistakes at once": (
         ("threads = 2\n\n[trainer.tiny]\nlayers = 3", "threads = 2.5\n\n[trainer.tiny]\nlayres = 3"),
-        ["2 mistakes", "run.toml:12: trainer.threads: expected a whole number, got 2.5", "run.toml:15: trainer.tiny.layres: unknown key; did you mean 'layers'?"],
+        [
+            "2 mistakes",
+            "run.toml:12: trainer.threads: expected a whole number, got 2.5",
+            "run.toml:15: trainer.tiny.layres: unknown key; did you mean 'layers'?",
+        ],
     ),
     "a loss listed twice": (
         ("[train]", '[[losses]]\nuse = "toy_echo"\n\n[train]'),
@@ -65,7 +88,10 @@ def test_an_incompatible_version_of_a_plugin_is_reported_before_it_is_imported(s
     install(site, "old-losses", "0.4", source="raise RuntimeError('was imported')", requires=("ferrule<0.1",))
     done = check(site, project, "--set", "losses.1.use=extra")
     assert done.returncode == 2
-    assert "--set losses.1.use: losses[1].use: loss 'extra' cannot be used: old-losses 0.4 needs ferrule<0.1, and this is ferrule 0.1.0" in done.stderr
+    assert (
+        "--set losses.1.use: losses[1].use: loss 'extra' cannot be used: old-losses 0.4 needs ferrule<0.1, and this is ferrule 0.1.0"
+        in done.stderr
+    )
     assert "was imported" not in done.stderr
 
 
@@ -103,7 +129,10 @@ def test_the_report_for_programs_holds_every_problem(site, project):
     assert done.returncode == 2
     report = json.loads(done.stdout)
     assert report["ok"] is False
-    assert {(p["path"], p["source"]) for p in report["problems"]} == {("train.stesp", "--set train.stesp"), ("seed", "--set seed")}
+    assert {(p["path"], p["source"]) for p in report["problems"]} == {
+        ("train.stesp", "--set train.stesp"),
+        ("seed", "--set seed"),
+    }
 
 
 def test_a_file_that_is_missing_not_toml_or_not_text_says_where(project, command):
@@ -125,8 +154,13 @@ def test_a_file_that_is_missing_not_toml_or_not_text_says_where(project, command
 
 def test_mistakes_of_every_sort_arrive_in_one_report(problems):
     found = problems(
-        "seed=true", "name.x=1", "save.keep=0",
-        replace=("[train]\nsteps = 4", '[train]\nsteps = -1\ngroupsize = 2\noptim = { name = "adam", lr = inf, betas = [0.9] }\n[policy]\nloss = "pppo"'),
+        "seed=true",
+        "name.x=1",
+        "save.keep=0",
+        replace=(
+            "[train]\nsteps = 4",
+            '[train]\nsteps = -1\ngroupsize = 2\noptim = { name = "adam", lr = inf, betas = [0.9] }\n[policy]\nloss = "pppo"',
+        ),
     )
     assert found == [
         "28 train.steps: 'steps' must be >= 0: -1",
@@ -142,6 +176,8 @@ def test_mistakes_of_every_sort_arrive_in_one_report(problems):
 
 def test_a_class_in_a_users_file_is_found_beside_the_configuration(site, project):
     (project / "my_losses.py").write_text(LOSS.format(name="Mine", label="mine"))
-    (project / "run.toml").write_text((project / "run.toml").read_text().replace('use = "toy_echo"', 'use = "my_losses.py:Mine"'))
+    (project / "run.toml").write_text(
+        (project / "run.toml").read_text().replace('use = "toy_echo"', 'use = "my_losses.py:Mine"')
+    )
     done = check(site, project)
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,7 +13,11 @@ def test_values_defaults_and_plugin_options_arrive_as_their_types(loads, project
     config = loads().config
     assert (config.name, config.train.steps, config.train.group_size, config.sft) == ("toy", 4, 8, None)
     assert isinstance(config.trainer, Use)
-    assert (config.trainer.config.threads, config.trainer.config.tiny.layers, config.trainer.config.tiny.width) == (2, 3, 16)
+    assert (config.trainer.config.threads, config.trainer.config.tiny.layers, config.trainer.config.tiny.width) == (
+        2,
+        3,
+        16,
+    )
     assert [loss.config.coef for loss in config.losses] == [0.1]
     assert config.taskset.config.path == project / "tasks.json"
     assert config.runs == project / "runs"
@@ -34,14 +38,14 @@ def test_a_plugin_without_options_may_be_named_in_one_line(project, registry, te
         ('threads = "2"', "expected a whole number, got '2' (text)"),
         ("threads = 2.0", "expected a whole number, got 2.0 (a number)"),
         ("threads = true", "expected a whole number, got true"),
-        ("dropout = \"0.5\"", "expected a number, got '0.5' (text)"),
+        ('dropout = "0.5"', "expected a number, got '0.5' (text)"),
         ("dropout = nan", "expected a finite number"),
         ("dropout = false", "expected a number, got false"),
-        ("device = \"cpuu\"", "expected one of 'cpu', 'cuda', got 'cpuu' (text); did you mean 'cpu'?"),
+        ('device = "cpuu"', "expected one of 'cpu', 'cuda', got 'cpuu' (text); did you mean 'cpu'?"),
         ("device = 1", "expected one of 'cpu', 'cuda', got 1 (a whole number)"),
         ("tiny = 3", "expected a table, got 3"),
         ("weights = 3", "expected a path, got 3"),
-        ("weights = \"absent\"", "no such file"),
+        ('weights = "absent"', "no such file"),
         ("api_key = 17", "expected text, got ***"),
     ],
 )
@@ -63,7 +67,10 @@ def test_a_whole_number_is_a_number(loads):
         (("[taskset]", "[[taskset]]"), ["3 taskset: this is one table: write [taskset], not [[taskset]]"]),
         (('use = "toy_echo"\n', ""), ["23 losses[0].use: required, and missing: it names the loss"]),
         (('use = "toy_echo"', "use = 3"), ["24 losses[0].use: expected the name of a loss, got 3 (a whole number)"]),
-        (('use = "toy_echo"\ncoef = 0.1', 'use = "toy_echo"\ncoef = -1'), ["25 losses[0].coef: 'coef' must be >= 0.0: -1.0"]),
+        (
+            ('use = "toy_echo"\ncoef = 0.1', 'use = "toy_echo"\ncoef = -1'),
+            ["25 losses[0].coef: 'coef' must be >= 0.0: -1.0"],
+        ),
         (('[harness]\nuse = "toy_tools"', ""), [" harness: required, and missing"]),
     ],
 )
@@ -76,7 +83,11 @@ def test_the_shape_of_sections_is_explained(problems, replace, found):
 
 def test_a_validators_failure_hides_no_other_field(problems):
     found = problems(replace=("[train]\nsteps = 4", "[train]\nsteps = -1\ngroup_size = 0\ntasks_per_step = 0"))
-    assert [text.partition(":")[0] for text in found] == ["28 train.steps", "29 train.group_size", "30 train.tasks_per_step"]
+    assert [text.partition(":")[0] for text in found] == [
+        "28 train.steps",
+        "29 train.group_size",
+        "30 train.tasks_per_step",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +154,11 @@ def rich(loads, problems, project):
     (project / "a.txt").write_text("")
 
     def config(text: str):
-        return loads(replace=('use = "toy_echo"\ncoef = 0.1', f'use = "rich.py:Rich"\ncoef = 0.1\n{text}')).config.losses[0].config
+        return (
+            loads(replace=('use = "toy_echo"\ncoef = 0.1', f'use = "rich.py:Rich"\ncoef = 0.1\n{text}'))
+            .config.losses[0]
+            .config
+        )
 
     def wrong(text: str) -> list[str]:
         return problems(replace=('use = "toy_echo"\ncoef = 0.1', f'use = "rich.py:Rich"\ncoef = 0.1\n{text}'))
@@ -169,19 +184,43 @@ def test_containers_unions_and_string_annotations_of_nested_classes_are_structur
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ('mode = "fats"', ["26 losses[0].mode: expected one of 'fast', 'slow', got 'fats' (text); did you mean 'fast'?"]),
+        (
+            'mode = "fats"',
+            ["26 losses[0].mode: expected one of 'fast', 'slow', got 'fats' (text); did you mean 'fast'?"],
+        ),
         (
             'parts = [\n  { size = "x" },\n  { label = 3 },\n]',
-            ["27 losses[0].parts[0].size: expected a whole number, got 'x' (text)", "28 losses[0].parts[1].size: required, and missing",
-             "28 losses[0].parts[1].label: expected text, got 3 (a whole number)"],
+            [
+                "27 losses[0].parts[0].size: expected a whole number, got 'x' (text)",
+                "28 losses[0].parts[1].size: required, and missing",
+                "28 losses[0].parts[1].label: expected text, got 3 (a whole number)",
+            ],
         ),
-        ("[losses.by_name.x]\nsizes = 1", ["26 losses[0].by_name.x.size: required, and missing", "27 losses[0].by_name.x.sizes: unknown key; did you mean 'size'?"]),
-        ("parts = { size = 1 }", ["26 losses[0].parts: this is a list of tables: write [[parts]] for each, not [parts]"]),
-        ('pair = ["a", 1]', ["26 losses[0].pair[0]: expected a whole number, got 'a' (text)", "26 losses[0].pair[1]: expected text, got 1 (a whole number)"]),
+        (
+            "[losses.by_name.x]\nsizes = 1",
+            [
+                "26 losses[0].by_name.x.size: required, and missing",
+                "27 losses[0].by_name.x.sizes: unknown key; did you mean 'size'?",
+            ],
+        ),
+        (
+            "parts = { size = 1 }",
+            ["26 losses[0].parts: this is a list of tables: write [[parts]] for each, not [parts]"],
+        ),
+        (
+            'pair = ["a", 1]',
+            [
+                "26 losses[0].pair[0]: expected a whole number, got 'a' (text)",
+                "26 losses[0].pair[1]: expected text, got 1 (a whole number)",
+            ],
+        ),
         ("either = 1.5", ["26 losses[0].either: expected a whole number or text or a list, got 1.5 (a number)"]),
         ('files = ["a.txt", "b.txt"]', ["26 losses[0].files: no such file: "]),
         ("top = 1\nbottom = 2", ["27 losses[0].bottom: must be below top, 1.0"]),
-        ('top = "x"\nbottom = 2', ["26 losses[0].top: expected a number, got 'x' (text)", "27 losses[0].bottom: must be below top, 1.0"]),
+        (
+            'top = "x"\nbottom = 2',
+            ["26 losses[0].top: expected a number, got 'x' (text)", "27 losses[0].bottom: must be below top, 1.0"],
+        ),
     ],
 )
 def test_mistakes_inside_containers_have_their_own_place(rich, text, found):
@@ -201,7 +240,9 @@ def test_an_annotation_that_cannot_be_read_is_said_so(problems, project):
     assert "'Absent' is not defined" in found
 
 
-def test_relative_paths_are_below_the_file_and_those_of_overrides_below_the_working_directory(loads, project, tmp_path, monkeypatch):
+def test_relative_paths_are_below_the_file_and_those_of_overrides_below_the_working_directory(
+    loads, project, tmp_path, monkeypatch
+):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "mine.json").write_text('{"train": [{"id": "x"}], "eval": [{"id": "y"}]}')
     monkeypatch.chdir(tmp_path / "here")

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 
-LOSS = '''
+LOSS = """
 import attrs
 import numpy as np
 
@@ -22,7 +22,7 @@ class LengthTax(ferrule.AuxLoss, name="length_tax"):
 
     def weight(self, row, ctx):
         return (np.arange(len(row)) > self.config.knee).astype(np.float32)
-'''
+"""
 
 WORKER = '''
 import os
@@ -43,7 +43,9 @@ def weights(raw, path, length):
 '''
 
 
-def test_a_loss_in_a_users_file_works_in_a_spawned_worker_started_from_another_directory(site, loads, project, tmp_path):
+def test_a_loss_in_a_users_file_works_in_a_spawned_worker_started_from_another_directory(
+    site, loads, project, tmp_path
+):
     (project / "my_losses.py").write_text(LOSS)
     site.add("acme-worker", modules={"acme_worker": WORKER})
     loaded = loads(replace=('use = "toy_echo"\ncoef = 0.1', 'use = "my_losses.py:LengthTax"\ncoef = 0.5\nknee = 2'))

@@ -81,7 +81,9 @@ def test_metadata_is_read_once_and_only_of_what_is_asked_for(site, monkeypatch):
         site.add(f"fake-{i}", points={"ferrule.losses": {f"a{i}": "x:X", f"b{i}": "x:X"}})
     reads = []
     original = importlib_metadata.PathDistribution.read_text
-    monkeypatch.setattr(importlib_metadata.PathDistribution, "read_text", lambda self, name: reads.append(name) or original(self, name))
+    monkeypatch.setattr(
+        importlib_metadata.PathDistribution, "read_text", lambda self, name: reads.append(name) or original(self, name)
+    )
     candidates, _ = found(site.path)
     assert reads.count("METADATA") == 20  # is it there at all
     reads.clear()
@@ -92,7 +94,11 @@ def test_metadata_is_read_once_and_only_of_what_is_asked_for(site, monkeypatch):
 
 def test_four_hundred_distributions_are_discovered_and_indexed_quickly(site):
     for i in range(400):
-        site.add(f"fake-{i}", points={"ferrule.losses": {f"loss_{i}": f"fake_{i}:X"}, "console_scripts": {"a": "b:c"}} if i % 2 else {}, requires=["numpy"])
+        site.add(
+            f"fake-{i}",
+            points={"ferrule.losses": {f"loss_{i}": f"fake_{i}:X"}, "console_scripts": {"a": "b:c"}} if i % 2 else {},
+            requires=["numpy"],
+        )
     took = []
     for _ in range(5):
         start = time.process_time()
@@ -109,4 +115,15 @@ def test_importing_ferrule_alone_imports_nothing_heavy(words):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "ferrule" in loaded
-    assert not loaded & {"torch", "numpy", "pluggy", "importlib_metadata", "attrs", "attr", "cattrs", "structlog", "click", "rich"}
+    assert not loaded & {
+        "torch",
+        "numpy",
+        "pluggy",
+        "importlib_metadata",
+        "attrs",
+        "attr",
+        "cattrs",
+        "structlog",
+        "click",
+        "rich",
+    }

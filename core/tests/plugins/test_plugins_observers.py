@@ -106,7 +106,10 @@ def unmarked(self, run):
         ({"ferrule_metrics": wrapper}, ["may not be a wrapper"]),
         ({"ferrule_metrics": coroutine}, ["is async"]),
         ({"ferrule_metrics": unmarked}, ["is never called: put @ferrule.hookimpl on it"]),
-        ({"ferrule_run_start": misspelt, "ferrule_episod_finished": misspelt}, ["'ferrule_run_started'", "'ferrule_episode_finished'"]),
+        (
+            {"ferrule_run_start": misspelt, "ferrule_episod_finished": misspelt},
+            ["'ferrule_run_started'", "'ferrule_episode_finished'"],
+        ),
     ],
 )
 def test_a_hook_that_would_never_be_called_rightly_is_named(hooks, said):

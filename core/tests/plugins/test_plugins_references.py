@@ -34,9 +34,10 @@ def test_a_class_in_a_file_is_found_below_the_base_folder(registry, tmp_path):
 
 
 def test_a_file_is_registered_before_it_runs_so_that_dataclass_like_tools_find_their_module(registry, tmp_path):
-    (tmp_path / "mine.py").write_text("from __future__ import annotations\nimport sys, dataclasses\nassert __name__ in sys.modules\n" + LOSS.replace(
-        "class Outer:", "@dataclasses.dataclass\nclass Pair:\n    a: int\n    b: int = 0\nclass Outer:"
-    ))
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\nimport sys, dataclasses\nassert __name__ in sys.modules\n"
+        + LOSS.replace("class Outer:", "@dataclasses.dataclass\nclass Pair:\n    a: int\n    b: int = 0\nclass Outer:")
+    )
     cls = registry.resolve("loss", "mine.py:Mine", tmp_path)
     assert sys.modules[cls.__module__].__file__ == str(tmp_path / "mine.py")
 
@@ -51,9 +52,14 @@ def test_a_file_that_fails_is_forgotten_and_its_line_is_named(registry, tmp_path
     assert registry.resolve("loss", "mine.py:Mine", tmp_path).__name__ == "Mine"
 
 
-@pytest.mark.parametrize("statement", ["import helper", "from helper import x", "from . import helper", "from .helper import x", "import folder.deep"])
+@pytest.mark.parametrize(
+    "statement",
+    ["import helper", "from helper import x", "from . import helper", "from .helper import x", "import folder.deep"],
+)
 @pytest.mark.parametrize("on_path", [False, True], ids=["alone", "folder first on the path"])
-def test_a_file_that_imports_its_siblings_is_refused_with_the_reason(registry, tmp_path, statement, on_path, monkeypatch):
+def test_a_file_that_imports_its_siblings_is_refused_with_the_reason(
+    registry, tmp_path, statement, on_path, monkeypatch
+):
     home = tmp_path / "home"
     (home / "folder").mkdir(parents=True)
     (home / "helper.py").write_text("x = 1")
@@ -102,7 +108,13 @@ def test_a_worker_started_elsewhere_loads_the_same_file_and_a_changed_one_fails_
 
 
 def test_a_module_reference_that_an_entry_point_declares_keeps_its_distribution_and_its_version_check(site):
-    site.add("acme", "2.0", points={"ferrule.losses": {"mine": "acme_mine:Mine"}}, modules={"acme_mine": LOSS}, requires=["ferrule>=9"])
+    site.add(
+        "acme",
+        "2.0",
+        points={"ferrule.losses": {"mine": "acme_mine:Mine"}},
+        modules={"acme_mine": LOSS},
+        requires=["ferrule>=9"],
+    )
     with pytest.raises(PluginError, match=r"acme 2.0 needs ferrule>=9"):
         Registry.discover([str(site.path)]).resolve("loss", "acme_mine:Mine")
 

@@ -30,13 +30,24 @@ def registry(site) -> Registry:
 def test_a_name_resolves_to_its_class_whatever_its_case_and_separators(site):
     site.add("fake-losses", points=losses(name="my_echo"), modules={"fake_losses": LOSS})
     found = registry(site)
-    classes = {found.resolve("loss", name) for name in ("my_echo", "my-echo", "My.Echo", "my_echo@fake-losses", "my_echo@Fake_Losses")}
+    classes = {
+        found.resolve("loss", name)
+        for name in ("my_echo", "my-echo", "My.Echo", "my_echo@fake-losses", "my_echo@Fake_Losses")
+    }
     assert [cls.__name__ for cls in classes] == ["Echo"]
 
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("gpro", "grpo"), ("prop", "prpo"), ("grp", "grpo"), ("rlo", "rloo"), ("ehco", "echo"), ("reinforce_plus", "reinforce"), ("xgrpo", "grpo")],
+    [
+        ("gpro", "grpo"),
+        ("prop", "prpo"),
+        ("grp", "grpo"),
+        ("rlo", "rloo"),
+        ("ehco", "echo"),
+        ("reinforce_plus", "reinforce"),
+        ("xgrpo", "grpo"),
+    ],
 )
 def test_of_several_near_names_the_one_with_the_fewest_slips_is_suggested(written, meant):
     names = ["prpo", "grpo", "rloo", "opo", "echo", "reinforce", "reinforce_plus_plus_baseline"]
@@ -105,10 +116,19 @@ def test_an_unknown_name_says_what_is_near(site, written, said):
         ("Other = 1", "no 'Echo' in it"),
         ("Echo = 3", "is not a class but int"),
         ("class Echo: pass", "does not extend ferrule.AuxLoss"),
-        ("import ferrule\nclass Echo(ferrule.Advantage):\n  def estimate(self, b): return b.centred", "it is of the kind 'advantage'"),
+        (
+            "import ferrule\nclass Echo(ferrule.Advantage):\n  def estimate(self, b): return b.centred",
+            "it is of the kind 'advantage'",
+        ),
         ("import ferrule\nclass Echo(ferrule.AuxLoss): pass", "does not define weight"),
-        ("import ferrule\nclass Echo(ferrule.AuxLoss):\n  api = 7\n  def weight(self, r, c): return 1.0", "version 7 of the loss contract"),
-        ("import ferrule\nclass Echo(ferrule.AuxLoss):\n  class Config: pass\n  def weight(self, r, c): return 1.0", "must be an attrs class"),
+        (
+            "import ferrule\nclass Echo(ferrule.AuxLoss):\n  api = 7\n  def weight(self, r, c): return 1.0",
+            "version 7 of the loss contract",
+        ),
+        (
+            "import ferrule\nclass Echo(ferrule.AuxLoss):\n  class Config: pass\n  def weight(self, r, c): return 1.0",
+            "must be an attrs class",
+        ),
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_named_with_its_distribution_and_breaks_no_other(site, source, said):
@@ -169,7 +189,11 @@ def test_contracts_of_this_version_and_the_one_before_are_loaded_and_no_others(s
     monkeypatch.setattr(registry_module, "KINDS", kinds)
     source = LOSS.replace("    def", "    api = {}\n    def")
     for api in (1, 2, 3, 4):
-        site.add(f"fake-{api}", points=losses(f"fake_{api}", f"echo{api}"), modules={f"fake_{api}": source.replace("{}", str(api))})
+        site.add(
+            f"fake-{api}",
+            points=losses(f"fake_{api}", f"echo{api}"),
+            modules={f"fake_{api}": source.replace("{}", str(api))},
+        )
     found = registry(site)
     assert [found.resolve("loss", f"echo{api}").api for api in (2, 3)] == [2, 3]
     for api in (1, 4):
@@ -266,8 +290,13 @@ def test_the_manifest_says_what_was_loaded_and_only_that(site, tmp_path):
     named, filed = found.manifest()
     digest = hashlib.sha256(LOSS.encode()).hexdigest()
     assert named == {
-        "reference": "echo", "kind": "loss", "class": "fake_losses:Echo", "distribution": "fake-losses", "version": "1.5",
-        "file": str(site.path / "fake_losses.py"), "sha256": digest,
+        "reference": "echo",
+        "kind": "loss",
+        "class": "fake_losses:Echo",
+        "distribution": "fake-losses",
+        "version": "1.5",
+        "file": str(site.path / "fake_losses.py"),
+        "sha256": digest,
     }
     assert (filed["reference"], filed["distribution"], filed["sha256"]) == ("mine.py:Echo", None, digest)
     assert filed["file"] == str(tmp_path / "mine.py")

@@ -96,7 +96,7 @@ def test_runs_on_a_medium_that_takes_no_writes_are_listed(tmp_path):
     words = [sys.executable, "-c", LOOK, str(root)]
     as_root = os.geteuid() == 0
     if as_root:  # whom no mode of a folder stops
-        mount = "mount --bind $1 $1 && mount -o remount,bind,ro $1 && shift && exec \"$@\""
+        mount = 'mount --bind $1 $1 && mount -o remount,bind,ro $1 && shift && exec "$@"'
         words = ["unshare", "--mount", "sh", "-c", mount, "sh", str(root), *words]
     else:
         root.chmod(0o555)
@@ -154,5 +154,3 @@ def test_other_errors_keep_their_traceback(monkeypatch):
     monkeypatch.setattr("ferrule.cli.cli.main", broken)
     with pytest.raises(OSError, match="a plugin's own"):
         main(["runs", "list"])
-
-

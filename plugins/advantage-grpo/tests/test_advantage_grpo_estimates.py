@@ -45,7 +45,10 @@ def test_a_lone_attempt_gets_nothing_unless_asked_for() -> None:
 
 
 def test_no_trajectories_give_no_advantages() -> None:
-    assert len(ferrule_advantage_grpo.Grpo(ferrule_advantage_grpo.Grpo.Config()).estimate(ferrule.RewardBatch([], []))) == 0
+    assert (
+        len(ferrule_advantage_grpo.Grpo(ferrule_advantage_grpo.Grpo.Config()).estimate(ferrule.RewardBatch([], [])))
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("option", "value"), [("scale", "batch"), ("ddof", 2), ("singleton", "one"), ("eps", -1.0)])
@@ -57,7 +60,10 @@ def test_values_outside_the_options_are_refused(option: str, value: object) -> N
 def test_it_declares_its_baseline_and_options() -> None:
     assert ferrule_advantage_grpo.Grpo.group_baseline
     assert {f.name: f.default for f in attrs.fields(ferrule_advantage_grpo.Grpo.Config)} == {
-        "eps": 1e-6, "ddof": 0, "scale": "std", "singleton": "zero",
+        "eps": 1e-6,
+        "ddof": 0,
+        "scale": "std",
+        "singleton": "zero",
     }
 
 

@@ -35,7 +35,10 @@ def test_a_lone_attempt_gets_nothing_unless_asked_for() -> None:
 
 
 def test_no_trajectories_give_no_advantages() -> None:
-    assert len(ferrule_advantage_rloo.Rloo(ferrule_advantage_rloo.Rloo.Config()).estimate(ferrule.RewardBatch([], []))) == 0
+    assert (
+        len(ferrule_advantage_rloo.Rloo(ferrule_advantage_rloo.Rloo.Config()).estimate(ferrule.RewardBatch([], [])))
+        == 0
+    )
 
 
 def test_an_unknown_singleton_rule_is_refused() -> None:

@@ -111,19 +111,37 @@ PARTS = """
 """
 
 TEMPLATES = {
-    "chatml": CHATML, "thinking": THINKING, "headers": HEADERS, "strict": STRICT, "dropping": DROPPING, "openers": OPENERS,
+    "chatml": CHATML,
+    "thinking": THINKING,
+    "headers": HEADERS,
+    "strict": STRICT,
+    "dropping": DROPPING,
+    "openers": OPENERS,
     "parts": PARTS,
 }
 EOS = {"headers": "<|eot_id|>", "strict": "</s>", "openers": "<|endoftext|>"}
 SPECIALS = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<s>", "</s>",
-    "[INST]", "[/INST]", "<|user|>", "<|assistant|>", "<|system|>", "<|observation|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|observation|>",
 ]
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CORPUS = [
     "user\nassistant\nsystem\nThe user asks for a plan of day 12, and the answer is in the tool's output.\n\n",
-    '{"name": "get_forecast", "arguments": {"day": 7}}\nassistant\n\nyo\n\n\n  indented text\n', "tool_call tool_response think <function=",
+    '{"name": "get_forecast", "arguments": {"day": 7}}\nassistant\n\nyo\n\n\n  indented text\n',
+    "tool_call tool_response think <function=",
 ]
 
 
@@ -133,7 +151,10 @@ def train_tokenizer(kind: str = "bytes", spelled: Sequence[str] = ()) -> Tokeniz
     if kind == "bytes":
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            [
+                pre_tokenizers.Split(Regex(WORDS), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
         )
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -176,18 +197,31 @@ class Kit:
         return self.text(rendered.ids[rendered.kinds == kind])
 
     def sample(
-        self, messages: Sequence[Message], completion: str, tools: Sequence[ToolSpec] = (), stop: int | None = None, **more: Any
+        self,
+        messages: Sequence[Message],
+        completion: str,
+        tools: Sequence[ToolSpec] = (),
+        stop: int | None = None,
+        **more: Any,
     ) -> tuple[np.ndarray, np.ndarray, Tail]:
-        """(prompt, completion, tail) as if the model had written *completion* after *messages*; cut where it ends in no stop token."""
+        """(prompt, completion, tail) as if the model had written *completion* after *messages*; cut where it ends in
+        no stop token.
+        """
         prompt = self.renderer.render(messages, tools)
         ids = np.array(self.ids(completion) + ([stop] if stop is not None else []), np.int32)
         parsed = self.renderer.parse(ids, tools, opened=prompt.opened)
         end = max(b for _, b in prompt.spans)
         last = int(ids[-1]) if len(ids) else -1
         tail = Tail(
-            np.concatenate([prompt.ids[end:], ids]), len(prompt.ids) - end, last if last in self.renderer.stop_ids else "length",
-            parsed.message, len(messages), tuple(m.role for m in messages)[-8:], () if parsed.closed else prompt.opened,
-            tuple(tools), **more,
+            np.concatenate([prompt.ids[end:], ids]),
+            len(prompt.ids) - end,
+            last if last in self.renderer.stop_ids else "length",
+            parsed.message,
+            len(messages),
+            tuple(m.role for m in messages)[-8:],
+            () if parsed.closed else prompt.opened,
+            tuple(tools),
+            **more,
         )
         return prompt.ids, ids, tail
 
@@ -197,14 +231,24 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Kit]:
     """Make a :class:`Kit`: a template's name (or its text), the tokenizer's kind, options of the renderer."""
     made: dict[Any, Kit] = {}
 
-    def make(template: str = "chatml", kind: str = "bytes", spelled: tuple[str, ...] = (), eos: list[str] | None = None, **options: Any) -> Kit:
+    def make(
+        template: str = "chatml",
+        kind: str = "bytes",
+        spelled: tuple[str, ...] = (),
+        eos: list[str] | None = None,
+        **options: Any,
+    ) -> Kit:
         known = (template, kind, spelled, tuple(eos or ()), json.dumps(options, sort_keys=True))
         if known not in made:
             tokenizer = train_tokenizer(kind, spelled)
             folder = tmp_path_factory.mktemp("tokenizer")
             PreTrainedTokenizerFast(
-                tokenizer_object=tokenizer, eos_token=EOS.get(template, "<|im_end|>"), bos_token="<s>", pad_token="<|endoftext|>",
-                chat_template=TEMPLATES.get(template, template), clean_up_tokenization_spaces=False,
+                tokenizer_object=tokenizer,
+                eos_token=EOS.get(template, "<|im_end|>"),
+                bos_token="<s>",
+                pad_token="<|endoftext|>",
+                chat_template=TEMPLATES.get(template, template),
+                clean_up_tokenization_spaces=False,
             ).save_pretrained(str(folder))
             if eos:
                 ends = {"eos_token_id": [tokenizer.token_to_id(e) for e in eos]}

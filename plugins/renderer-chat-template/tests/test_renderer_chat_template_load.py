@@ -15,7 +15,9 @@ def test_the_class_is_imported_without_transformers_or_tokenizers():
         "import sys, ferrule_renderer_chat_template as p; p.ChatTemplateRenderer.Config(); "
         "print([m for m in ('transformers', 'tokenizers', 'jinja2', 'torch') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_what_the_tokenizer_and_template_say_of_stops_and_vocabulary(kit):
@@ -29,7 +31,10 @@ def test_what_the_tokenizer_and_template_say_of_stops_and_vocabulary(kit):
 
 def test_decoding_shows_control_tokens(kit):
     k = kit("chatml")
-    assert k.renderer.decode(k.renderer.render([Message("user", "é")]).ids) == "<|im_start|>user\né<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        k.renderer.decode(k.renderer.render([Message("user", "é")]).ids)
+        == "<|im_start|>user\né<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_a_template_file_takes_the_folders_place(kit, tmp_path):
@@ -37,7 +42,10 @@ def test_a_template_file_takes_the_folders_place(kit, tmp_path):
     path = tmp_path / "other.jinja"
     path.write_text("{%- for m in messages %}{{- '<|user|>' + word + m.content + '<|im_end|>' }}{%- endfor %}")
     config = Renderer.Config(template=path, template_args={"word": "hey "})
-    assert k.text(Renderer(config, ModelSpec(tokenizer=str(k.folder))).render([Message("user", "x")]).ids) == "<|user|>hey x<|im_end|>"
+    assert (
+        k.text(Renderer(config, ModelSpec(tokenizer=str(k.folder))).render([Message("user", "x")]).ids)
+        == "<|user|>hey x<|im_end|>"
+    )
     with pytest.raises(ValueError, match="no such file"):
         Renderer.Config(template=tmp_path / "missing.jinja")
 

@@ -9,15 +9,39 @@ from hypothesis import strategies as st
 
 from ferrule import Message, ToolSpec
 
-STRINGS = ["19122", "1e5", "1.10", "-0", "null", "true", '"q"', "[1,2]", "NaN", "  indented", "two\nlines", "", "é<b>", "a </parameter> b"]
+STRINGS = [
+    "19122",
+    "1e5",
+    "1.10",
+    "-0",
+    "null",
+    "true",
+    '"q"',
+    "[1,2]",
+    "NaN",
+    "  indented",
+    "two\nlines",
+    "",
+    "é<b>",
+    "a </parameter> b",
+]
 TOOL = ToolSpec(
-    "f", "F.",
+    "f",
+    "F.",
     {
         "type": "object",
         "properties": {
-            "s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": "number"}, "b": {"type": "boolean"}, "l": {"type": "array"},
-            "o": {"type": "object"}, "sb": {"anyOf": [{"type": "string"}, {"type": "boolean"}]}, "ni": {"type": ["null", "integer"]},
-            "r": {"$ref": "#/$defs/R"}, "e": {"enum": ["x", "y"]}, "any": {},
+            "s": {"type": "string"},
+            "i": {"type": "integer"},
+            "n": {"type": "number"},
+            "b": {"type": "boolean"},
+            "l": {"type": "array"},
+            "o": {"type": "object"},
+            "sb": {"anyOf": [{"type": "string"}, {"type": "boolean"}]},
+            "ni": {"type": ["null", "integer"]},
+            "r": {"$ref": "#/$defs/R"},
+            "e": {"enum": ["x", "y"]},
+            "any": {},
         },
         "$defs": {"R": {"type": "integer"}},
     },
@@ -57,7 +81,10 @@ def test_a_completion_without_its_stop_token_is_truncated(parse):
 
 def test_hermes_calls_all_of_them_in_order_with_the_text_around_as_content(parse):
     parsed = parse(f"First this.\n{hermes({'s': 'a'})}\n{hermes({'s': 'b'}, 'g')}\nand then?")
-    assert [(c.name, dict(c.arguments), c.error) for c in parsed.message.tool_calls] == [("f", {"s": "a"}, None), ("g", {"s": "b"}, None)]
+    assert [(c.name, dict(c.arguments), c.error) for c in parsed.message.tool_calls] == [
+        ("f", {"s": "a"}, None),
+        ("g", {"s": "b"}, None),
+    ]
     assert parsed.message.content == "First this.\nand then?"
     assert parsed.status == "ok"
 
@@ -126,7 +153,7 @@ def test_an_argument_of_the_wrong_type_is_an_error_on_its_call(parse, name, text
     assert not parsed.beyond_use
 
 
-@pytest.mark.parametrize(("raw", "value"), [('7.0', 7), ('"7"', 7), ('7', 7)])
+@pytest.mark.parametrize(("raw", "value"), [("7.0", 7), ('"7"', 7), ("7", 7)])
 def test_an_integer_in_json_is_an_integer(parse, raw, value):
     (call,) = parse(f'<tool_call>{{"name": "f", "arguments": {{"i": {raw}}}}}</tool_call>').message.tool_calls
     assert call.arguments["i"] == value
@@ -225,7 +252,12 @@ def test_reasoning_is_told_apart(parse, text, opened, reasoning, content):
 @pytest.mark.parametrize(("text", "opened"), [("<think>Adding them", ()), ("Adding them", ("think",))])
 def test_reasoning_that_is_cut_is_no_answer(parse, text, opened):
     cut = parse(text, opened=opened, stop=False)
-    assert (cut.message.reasoning, cut.message.content, cut.status, cut.closed) == ("Adding them", "", "truncated", False)
+    assert (cut.message.reasoning, cut.message.content, cut.status, cut.closed) == (
+        "Adding them",
+        "",
+        "truncated",
+        False,
+    )
     ended = parse(text, opened=opened)
     assert (ended.status, ended.closed, ended.beyond_use) == ("malformed", False, True)
 
@@ -252,7 +284,7 @@ def test_markup_is_read_from_text_where_it_is_no_token(kit, parse):
 
 def test_text_keeps_its_blanks_between_tags_whatever_the_tokenizer(kit, parse):
     k = kit("chatml", kind="blanks")
-    parsed = parse("<think>hm</think> Yes. <tool_call> {\"name\": \"f\", \"arguments\": {\"s\": \" x\"}}</tool_call>", kit=k)
+    parsed = parse('<think>hm</think> Yes. <tool_call> {"name": "f", "arguments": {"s": " x"}}</tool_call>', kit=k)
     assert parsed.message.content == " Yes. "
     assert parsed.message.tool_calls[0].arguments["s"] == " x"
 
@@ -274,8 +306,25 @@ def test_ids_beyond_the_vocabulary_and_empty_completions_raise_nothing(kit):
 def test_no_completion_raises(kit, data):
     k = kit("chatml")
     tags = [k.id(t) for t in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>")]
-    bits = [k.ids(t) for t in ('{"name": "f", "arguments": {', '"s": ', '"i": 7', "}}", "<function=f>", "<parameter=s>", "</parameter>", "</function>", "\\ud800")]
-    piece = st.one_of(st.sampled_from(tags).map(lambda i: [i]), st.sampled_from(bits), st.lists(st.integers(-3, k.renderer.vocab_size + 3), max_size=4))
+    bits = [
+        k.ids(t)
+        for t in (
+            '{"name": "f", "arguments": {',
+            '"s": ',
+            '"i": 7',
+            "}}",
+            "<function=f>",
+            "<parameter=s>",
+            "</parameter>",
+            "</function>",
+            "\\ud800",
+        )
+    ]
+    piece = st.one_of(
+        st.sampled_from(tags).map(lambda i: [i]),
+        st.sampled_from(bits),
+        st.lists(st.integers(-3, k.renderer.vocab_size + 3), max_size=4),
+    )
     ids = [i for part in data.draw(st.lists(piece, max_size=12)) for i in part]
     opened = data.draw(st.sampled_from([(), ("think",)]))
     parsed = k.renderer.parse(np.array(ids, np.int64), (TOOL,), opened=opened)

@@ -84,8 +84,17 @@ async def test_nothing_inside_has_power_outside(box, tmp_path: Path) -> None:
     assert owner != 0
     assert owner == (box.uid if os.geteuid() == 0 else os.geteuid())
     for attack in (
-        "unshare -U true", "mount -t tmpfs none /tmp", "echo x > /etc/passwd", "touch /usr/x", "touch /x", "chroot / true",
-        f"kill -9 {os.getpid()}", "echo 1 > /proc/sys/kernel/panic", "mknod d b 8 0", "umount /usr", "chown 0 /workspace/mine",
+        "unshare -U true",
+        "mount -t tmpfs none /tmp",
+        "echo x > /etc/passwd",
+        "touch /usr/x",
+        "touch /x",
+        "chroot / true",
+        f"kill -9 {os.getpid()}",
+        "echo 1 > /proc/sys/kernel/panic",
+        "mknod d b 8 0",
+        "umount /usr",
+        "chown 0 /workspace/mine",
         "nsenter -t 1 -U -m true",
     ):
         assert (await box.exec(attack)).exit_code != 0, attack
@@ -118,7 +127,9 @@ async def test_the_verifiers_files_can_be_neither_read_nor_changed(box) -> None:
 
 
 async def test_the_verifier_sees_the_agents_work_whatever_its_modes(box) -> None:
-    await box.exec("mkdir -p private; echo mine > private/f; chmod 0 private/f private; echo t > /tmp/t; echo h > ~/h; chmod 0 ~")
+    await box.exec(
+        "mkdir -p private; echo mine > private/f; chmod 0 private/f private; echo t > /tmp/t; echo h > ~/h; chmod 0 ~"
+    )
     assert (await box.exec("cat private/f /tmp/t /home/agent/h", user="root")).stdout == "mine\nt\nh\n"
     assert (await box.exec("echo theirs > private/f; chmod 700 private", user="root")).ok
     assert (await box.exec("cat private/f; chmod 600 private/f; cat private/f")).stdout == "theirs\n"
@@ -173,7 +184,9 @@ async def test_a_gigabyte_of_output_does_not_grow_memory(box) -> None:
 
 
 async def test_an_agent_that_kills_all_it_can_does_not_end_its_sandbox(box) -> None:
-    await box.exec("(setsid sh -c 'while :; do kill -9 -1; kill -9 1; kill -TERM 1; kill -INT 1; sleep 0.05; done' >/dev/null 2>&1 &)")
+    await box.exec(
+        "(setsid sh -c 'while :; do kill -9 -1; kill -9 1; kill -TERM 1; kill -INT 1; sleep 0.05; done' >/dev/null 2>&1 &)"
+    )
     await asyncio.sleep(0.3)
     await box.exec("kill -9 -1; kill -9 1; kill -9 0", timeout=20)
     assert (await box.exec("echo $((6 * 7))", user="root")).stdout == "42\n"
@@ -308,14 +321,31 @@ def test_an_ordinary_user_gets_the_same(tmp_path: Path) -> None:
         for python in dict.fromkeys((os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3")):
             env = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(folder), "TMPDIR": str(folder)}
             # a path that names this Python's own standard library would mislead another one
-            env["PYTHONPATH"] = path if python == sys.executable else os.pathsep.join(p for p in path.split(os.pathsep) if "site-packages" in p or "/src" in p)
-            probe = [*drop, python, "-c", "import sys, ferrule, ferrule_sandbox_bwrap; assert sys.version_info >= (3, 11); ferrule.Sandbox"]
+            env["PYTHONPATH"] = (
+                path
+                if python == sys.executable
+                else os.pathsep.join(p for p in path.split(os.pathsep) if "site-packages" in p or "/src" in p)
+            )
+            probe = [
+                *drop,
+                python,
+                "-c",
+                "import sys, ferrule, ferrule_sandbox_bwrap; assert sys.version_info >= (3, 11); ferrule.Sandbox",
+            ]
             try:
                 if subprocess.run(probe, env=env, capture_output=True, check=False, cwd="/").returncode:
                     continue
             except OSError:
                 continue
-            out = subprocess.run([*drop, python, "-c", ORDINARY], env=env, capture_output=True, text=True, check=False, cwd="/", timeout=120)
+            out = subprocess.run(
+                [*drop, python, "-c", ORDINARY],
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd="/",
+                timeout=120,
+            )
             assert out.stdout.strip().endswith("as it should be"), out.stdout + out.stderr
             return
         pytest.skip("no Python here that an ordinary user may run")

@@ -57,10 +57,13 @@ def groups_of(box: BwrapSandbox, backend: BwrapSandboxes) -> list[str]:
 
 async def test_a_command_sees_its_files_its_environment_and_its_folder(backend: BwrapSandboxes) -> None:
     spec = ferrule.SandboxSpec(
-        files={"a/b.txt": b"relative", "/workspace/c": b"absolute", "/data/d": b"elsewhere"}, env={"ONE": "1", "TWO": "spec"}
+        files={"a/b.txt": b"relative", "/workspace/c": b"absolute", "/data/d": b"elsewhere"},
+        env={"ONE": "1", "TWO": "spec"},
     )
     async with await backend.create(spec) as box:
-        result = await box.exec("cat a/b.txt c /data/d; echo; echo $ONE $TWO; exit 3", env={"TWO": "2 x\ny", "-n": "odd"})
+        result = await box.exec(
+            "cat a/b.txt c /data/d; echo; echo $ONE $TWO; exit 3", env={"TWO": "2 x\ny", "-n": "odd"}
+        )
         assert (result.stdout, result.stderr, result.exit_code) == ("relativeabsoluteelsewhere\n1 2 x y\n", "", 3)
         assert (await box.exec("pwd", cwd="a")).stdout == "/workspace/a\n"
         assert (await box.exec("cat b.txt", cwd="/workspace/a")).stdout == "relative"
@@ -94,7 +97,9 @@ async def test_bytes_are_exact_both_ways(backend: BwrapSandboxes) -> None:
         for user in ("agent", "root"):
             await box.write("deep/er/blob", data, user=user, mode=0o755)
             assert await box.read("/workspace/deep/er/blob", user=user) == data
-            result = await box.exec("wc -c < deep/er/blob; test -x deep/er/blob && echo more >> deep/er/blob", user=user)
+            result = await box.exec(
+                "wc -c < deep/er/blob; test -x deep/er/blob && echo more >> deep/er/blob", user=user
+            )
             assert (result.stdout.strip(), result.exit_code) == (str(10 << 20), 0)
         await box.exec(r"printf '\000\377\n' > made; chmod 600 made")
         assert await box.read("made") == b"\x00\xff\n"
@@ -222,7 +227,9 @@ async def test_a_cancel_at_any_moment_kills_the_command_and_only_that(backend: B
 async def test_a_command_longer_than_a_command_line_runs(backend: BwrapSandboxes) -> None:
     async with await backend.create(ferrule.SandboxSpec()) as box:
         for user in ("agent", "root"):
-            result = await box.exec(f"cat > big <<'END'\n{'x' * 500_000}\nEND\nwc -c < big; rm big; ls -A . $TMPDIR", user=user)
+            result = await box.exec(
+                f"cat > big <<'END'\n{'x' * 500_000}\nEND\nwc -c < big; rm big; ls -A . $TMPDIR", user=user
+            )
             assert result.stdout.split("\n")[0] == "500001"
         assert (await box.exec("ls -A /tmp")).stdout == ""
 
@@ -333,6 +340,8 @@ async def test_a_missing_tool_is_named_with_what_to_install(tmp_path: Path) -> N
         "backend = b.BwrapSandboxes(b.BwrapSandboxes.Config())\n"
         "asyncio.run(backend.start(ferrule.RunInfo('r', pathlib.Path(), 0, ferrule.ModelSpec())))"
     )
-    out = subprocess.run([sys.executable, "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
     assert "needs bwrap, setpriv" in out.stderr
     assert "apt-get install bubblewrap" in out.stderr

@@ -49,7 +49,9 @@ def test_version_1_groups_are_below_the_own_ones(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("9:name=systemd:/\n8:pids:/gone\n4:memory:/mine/deeper\n1:cpu,cpuacct:/\n0::/\n")
     groups = Groups.find(str(tmp_path / "mounts"), str(tmp_path / "own"))
     assert groups.plan("box") == {
-        "memory": f"{tmp_path}/memory/mine/deeper/box", "pids": f"{tmp_path}/pids/box", "cpu": f"{tmp_path}/cpu,cpuacct/box"
+        "memory": f"{tmp_path}/memory/mine/deeper/box",
+        "pids": f"{tmp_path}/pids/box",
+        "cpu": f"{tmp_path}/cpu,cpuacct/box",
     }
     enter, held = groups.make("box", WANTED)
     assert len(enter) == 3

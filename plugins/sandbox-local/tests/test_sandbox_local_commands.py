@@ -39,7 +39,9 @@ def processes_of(box: ferrule.Sandbox) -> list[int]:
 
 async def test_a_command_sees_its_files_its_environment_and_its_folder(backend: LocalSandboxes, monkeypatch) -> None:
     monkeypatch.setenv("SECRET_API_KEY", "do-not-pass-on")
-    spec = ferrule.SandboxSpec(files={"a/b.txt": b"relative", "/workspace/c": b"absolute"}, env={"ONE": "1", "TWO": "spec"})
+    spec = ferrule.SandboxSpec(
+        files={"a/b.txt": b"relative", "/workspace/c": b"absolute"}, env={"ONE": "1", "TWO": "spec"}
+    )
     async with await backend.create(spec) as box:
         result = await box.exec("cat a/b.txt c; echo; echo $ONE $TWO; exit 3", env={"TWO": "2 x"})
         assert (result.stdout, result.exit_code, result.ok) == ("relativeabsolute\n1 2 x\n", 3, False)
@@ -162,9 +164,14 @@ async def test_it_says_once_that_it_isolates_nothing(backend: LocalSandboxes) ->
 
 @pytest.mark.parametrize(
     ("spec", "words"),
-    [(ferrule.SandboxSpec(image="debian:12"), "boots no images"), (ferrule.SandboxSpec(workdir="work"), "not an absolute path")],
+    [
+        (ferrule.SandboxSpec(image="debian:12"), "boots no images"),
+        (ferrule.SandboxSpec(workdir="work"), "not an absolute path"),
+    ],
 )
-async def test_a_spec_that_cannot_be_had_is_refused(backend: LocalSandboxes, spec: ferrule.SandboxSpec, words: str) -> None:
+async def test_a_spec_that_cannot_be_had_is_refused(
+    backend: LocalSandboxes, spec: ferrule.SandboxSpec, words: str
+) -> None:
     with pytest.raises(ferrule.SandboxError, match=words):
         await backend.create(spec)
 

@@ -37,7 +37,9 @@ async def train(trainer, steps, optimizer="adamw"):
         out = await trainer.forward_backward(ferrule.Objective((row,), "ppo", (advantage,), (old,), (action / n,)))
         metrics = await trainer.optim_step(ferrule.OptimParams(optimizer, lr=0.01, adamw_lr=0.01))
         version = await trainer.publish()
-        record.append((ids.tolist(), out.logprobs[0].tolist(), dict(out.metrics), metrics, version, got.versions.tolist()))
+        record.append(
+            (ids.tolist(), out.logprobs[0].tolist(), dict(out.metrics), metrics, version, got.versions.tolist())
+        )
     return record
 
 
@@ -207,7 +209,9 @@ async def test_a_failed_save_leaves_the_old_checkpoint_and_no_litter(make_traine
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=4)])
-async def test_an_export_loads_elsewhere_with_the_same_numbers_and_its_tokenizer(make_trainer, tmp_path, random_rows, lora):
+async def test_an_export_loads_elsewhere_with_the_same_numbers_and_its_tokenizer(
+    make_trainer, tmp_path, random_rows, lora
+):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     trainer = await make_trainer(lora=lora)
@@ -295,7 +299,9 @@ async def test_what_is_missing_at_the_start_is_said(tmp_path, tokenizer):
 
 
 async def test_the_models_beginning_is_a_function_of_the_runs_seed(make_trainer, tmp_path):
-    first, same, other = [weights(await make_trainer(seed=s, folder=tmp_path / str(i))) for i, s in enumerate((1, 1, 2))]
+    first, same, other = [
+        weights(await make_trainer(seed=s, folder=tmp_path / str(i))) for i, s in enumerate((1, 1, 2))
+    ]
     assert all(torch.equal(first[n], same[n]) for n in first)
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
@@ -312,5 +318,7 @@ def test_naming_the_trainer_imports_nothing_heavy():
         "import sys, ferrule_trainer_local as m; m.LocalTrainer(m.LocalTrainer.Config()); "
         "print([n for n in ('torch', 'transformers', 'peft', 'safetensors') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -46,8 +46,13 @@ def objective(policy, rows, rng, ce=True, **options):
 
     weights = tuple(np.abs(w) * (r.kind == ferrule.TokenKind.ACTION) for w, r in zip(arrays(1.0), rows, strict=True))
     return ferrule.Objective(
-        tuple(rows), policy, arrays(1.0), arrays(0.5, -math.log(29)), weights,
-        tuple(np.abs(a) for a in arrays(0.1)) if ce else None, options,
+        tuple(rows),
+        policy,
+        arrays(1.0),
+        arrays(0.5, -math.log(29)),
+        weights,
+        tuple(np.abs(a) for a in arrays(0.1)) if ce else None,
+        options,
     )
 
 
@@ -97,7 +102,9 @@ async def test_logprobs_come_back_for_every_token_in_order_of_the_rows(trainer, 
     assert out.metrics["rows_learned"] == 2
 
 
-async def test_gradient_does_not_depend_on_micro_batches_or_on_parts_of_the_head(make_trainer, random_rows, monkeypatch):
+async def test_gradient_does_not_depend_on_micro_batches_or_on_parts_of_the_head(
+    make_trainer, random_rows, monkeypatch
+):
     gradients = []
     for tokens, logits in ((10_000, 2**24), (1, 2**24), (40, 29 * 5)):
         monkeypatch.setattr("ferrule_trainer_local.learner.LOGITS", logits)
@@ -112,7 +119,9 @@ async def test_gradient_does_not_depend_on_micro_batches_or_on_parts_of_the_head
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("tokens", [10_000, 60, 1])
 async def test_what_rows_share_is_computed_once_and_the_gradient_is_the_same(make_trainer, tokens, kv_heads):
-    """Groups of unlike sizes, beginnings and lengths, a row that shares with nobody and one on which nothing is learned."""
+    """Groups of unlike sizes, beginnings and lengths, a row that shares with nobody and one on which nothing is
+    learned.
+    """
     shape = Tiny(hidden_size=32, layers=2, heads=4, kv_heads=kv_heads, intermediate_size=48, max_positions=256)
     trainer = await make_trainer(tiny=shape, micro_batch_tokens=tokens)
     rng = np.random.default_rng(2)
@@ -120,8 +129,14 @@ async def test_what_rows_share_is_computed_once_and_the_gradient_is_the_same(mak
     rows, weights = [], []
     for group, tail in [(0, 6), (1, 9), (0, 6), (0, 2), (2, 1), (2, 12), (3, 4), (1, 3), (0, 8), (2, 3)]:
         ids = np.concatenate([prompts[group], rng.integers(0, 29, tail)]).astype(np.int32)
-        weight = (np.arange(len(ids)) >= len(prompts[group])).astype(np.float32) * rng.random(len(ids)).astype(np.float32)
-        rows.append(ferrule.Row(ids, (weight > 0).astype(np.uint8), np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32)))
+        weight = (np.arange(len(ids)) >= len(prompts[group])).astype(np.float32) * rng.random(len(ids)).astype(
+            np.float32
+        )
+        rows.append(
+            ferrule.Row(
+                ids, (weight > 0).astype(np.uint8), np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32)
+            )
+        )
         weights.append(weight)
     weights[8][:] = 0
     advantages = tuple(np.full(len(r), rng.normal(), np.float32) for r in rows)
@@ -148,6 +163,7 @@ async def test_gradients_accumulate_until_the_step_clears_them(make_trainer, ran
     def part(which):
         def pick(arrays):
             return tuple(arrays[i] for i in which)
+
         return ferrule.Objective(
             pick(whole.rows), whole.policy, pick(whole.advantages), pick(whole.old), pick(whole.weights), pick(whole.ce)
         )
@@ -174,7 +190,9 @@ async def test_clipping_bounds_the_step_and_reports_the_norm_before(make_trainer
         # With so large an eps AdamW's step is proportional to the gradient.
         metrics = await trainer.optim_step(ferrule.OptimParams(lr=100.0, eps=1e4, max_grad_norm=limit))
         assert metrics["grad_norm"] > 1.0
-        delta = torch.cat([(a - b.detach()).flatten() for a, b in zip(before, trainer.work.model.parameters(), strict=True)])
+        delta = torch.cat(
+            [(a - b.detach()).flatten() for a, b in zip(before, trainer.work.model.parameters(), strict=True)]
+        )
         moved.append((float(delta.norm()), metrics["grad_norm"]))
     assert moved[1][0] / moved[0][0] == pytest.approx(0.1 / moved[0][1], rel=1e-2)
 
@@ -188,7 +206,9 @@ async def test_training_on_one_text_learns_it(make_trainer, random_rows, optimiz
     losses = []
     optim = ferrule.OptimParams(optimizer, lr=1e-2 if optimizer == "adamw" else 2e-2, adamw_lr=5e-3)
     for _ in range(30):
-        given = ferrule.Objective(tuple(rows), "cross_entropy", zeros, zeros, tuple(w.astype(np.float32) for w in weights))
+        given = ferrule.Objective(
+            tuple(rows), "cross_entropy", zeros, zeros, tuple(w.astype(np.float32) for w in weights)
+        )
         losses.append((await trainer.forward_backward(given)).metrics["loss"])
         await trainer.optim_step(optim)
     assert losses[0] > 2.5
@@ -208,7 +228,8 @@ async def test_muon_moves_hidden_matrices_by_muon_and_all_else_by_adamw(make_tra
         if name not in muon:
             assert float(step.max()) == pytest.approx(1e-3, rel=1e-2)
         else:
-            # An orthogonalised update of rank r has a Frobenius norm of about sqrt(r), scaled by sqrt(max(1, rows / columns)).
+            # An orthogonalised update of rank r has a Frobenius norm of about sqrt(r), scaled by sqrt(max(1, rows /
+            # columns)).
             rows_, columns = parameter.shape
             want = 0.03 * math.sqrt(min(rows_, columns)) * math.sqrt(max(1, rows_ / columns))
             assert 0.5 * want < float(step.norm()) < 1.3 * want
@@ -219,7 +240,9 @@ async def test_a_gradient_that_is_not_finite_is_refused_and_leaves_the_weights(m
     rows = random_rows(np.random.default_rng(1), [6])
     zeros = (np.zeros(6, np.float32),)
     before = [p.detach().clone() for p in trainer.work.model.parameters()]
-    await trainer.forward_backward(ferrule.Objective(tuple(rows), "cross_entropy", zeros, zeros, (np.full(6, np.nan, np.float32),)))
+    await trainer.forward_backward(
+        ferrule.Objective(tuple(rows), "cross_entropy", zeros, zeros, (np.full(6, np.nan, np.float32),))
+    )
     with pytest.raises(ferrule.TrainerError, match="norm is nan"):
         await trainer.optim_step(ferrule.OptimParams())
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.work.model.parameters(), strict=True))

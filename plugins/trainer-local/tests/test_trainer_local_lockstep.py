@@ -55,6 +55,7 @@ async def test_lockstep_repeats_bit_for_bit_whatever_the_timing(make_trainer, ta
 
 async def test_sessions_opened_together_wait_for_one_another_before_the_first_step(trainer, talk):
     """One asks at once, the other after a while: both are in the first step."""
+
     async def play(i):
         one = talk([4, 8, 15])
         async with trainer.sampler().open(f"{i}", seed=i) as session:
@@ -120,7 +121,9 @@ async def test_roles_of_one_episode_do_not_wait_for_one_another(trainer, talk):
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "continuous"])
-async def test_a_cancelled_request_leaves_the_others_alone_and_its_session_usable(make_trainer, talk, agreement, schedule):
+async def test_a_cancelled_request_leaves_the_others_alone_and_its_session_usable(
+    make_trainer, talk, agreement, schedule
+):
     trainer = await make_trainer(schedule=schedule, patience=0.1)
     sampler = trainer.sampler()
     async with sampler.open("a", seed=1) as a, sampler.open("b", seed=2) as b:
@@ -208,7 +211,9 @@ async def test_a_session_takes_one_request_at_a_time(trainer):
 
 
 async def test_many_sessions_with_cancellations_all_end(make_trainer, talk):
-    """Two hundred conversations, a third cancelled at odd moments: everyone gets an answer or its cancellation, no row is left."""
+    """Two hundred conversations, a third cancelled at odd moments: everyone gets an answer or its cancellation, no
+    row is left.
+    """
     trainer = await make_trainer(schedule="continuous", max_batch=16)
     rng = np.random.default_rng(0)
 

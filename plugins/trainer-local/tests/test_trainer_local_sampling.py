@@ -29,8 +29,17 @@ def hugging_face(name, folder, tokenizer):
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = AutoConfig.for_model(
-        name.partition("-")[0], vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=256, pad_token_id=0, bos_token_id=None, eos_token_id=1, **SHAPES[name],
+        name.partition("-")[0],
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        **SHAPES[name],
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -75,7 +84,9 @@ async def test_logprobs_agree_with_the_trainer_on_ragged_conversations(make_trai
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-async def test_folders_of_many_architectures_sample_what_they_train(make_trainer, talk, agreement, tmp_path, tokenizer, name):
+async def test_folders_of_many_architectures_sample_what_they_train(
+    make_trainer, talk, agreement, tmp_path, tokenizer, name
+):
     trainer = await make_trainer(hugging_face(name, tmp_path / name, tokenizer))
     assert type(trainer.work.decoder).__name__ == ("FastDecoder" if name in FAST else "ModelDecoder")
     talks = await converse(trainer, talk, count=5)
@@ -91,7 +102,12 @@ async def test_a_folder_is_sampled_as_transformers_would(make_trainer, talk, tmp
     model = AutoModelForCausalLM.from_pretrained(path)
     prompt = torch.tensor([one.ids[:3]])
     want = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=12,
+        min_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
     )
     assert want[0].tolist() == one.ids[: want.shape[1]]
 
@@ -277,7 +293,9 @@ async def test_more_sessions_than_rows_take_their_turns(make_trainer, talk, agre
     assert await agreement(narrow, have) < 1e-5
 
 
-async def test_publishing_changes_the_samplers_weights_and_version_and_drops_caches(make_trainer, random_rows, talk, agreement):
+async def test_publishing_changes_the_samplers_weights_and_version_and_drops_caches(
+    make_trainer, random_rows, talk, agreement
+):
     trainer = await make_trainer(schedule="continuous")
     rows = random_rows(np.random.default_rng(0), [20, 20])
     zeros = tuple(np.zeros(20, np.float32) for _ in rows)

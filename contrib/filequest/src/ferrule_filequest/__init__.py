@@ -16,4 +16,6 @@ def home() -> Path:
     for folder in (here / "recipe", here.parents[1]):
         if (folder / "bundle" / "bundle.toml").is_file():
             return folder
-    raise FileNotFoundError(f"no FileQuest bundle beside {here}: install ferrule-filequest again, or run from a checkout")
+    raise FileNotFoundError(
+        f"no FileQuest bundle beside {here}: install ferrule-filequest again, or run from a checkout"
+    )

@@ -10,7 +10,8 @@ __all__ = ["demonstrations", "home"]
 
 
 def home() -> Path:
-    """The folder of the recipe (``train.toml``, ``bundle/``, ``tokenizer/``): beside this package once installed, else the checkout's.
+    """The folder of the recipe (``train.toml``, ``bundle/``, ``tokenizer/``): beside this package once installed,
+    else the checkout's.
 
     Raises FileNotFoundError where neither is there.
     """

@@ -14,7 +14,9 @@ import attrs
 from . import home
 
 UNTRAINED, AFTER_SFT, GAIN = 0.1, 0.40, 0.12
-"""What the recipe promises of the sampled reward: below the first untrained, at least the second after SFT, and at least the third won by RL."""
+"""What the recipe promises of the sampled reward: below the first untrained, at least the second after SFT, and at
+least the third won by RL.
+"""
 
 
 class Unfinished(Exception):
@@ -23,8 +25,9 @@ class Unfinished(Exception):
 
 @attrs.frozen
 class Curve:
-    """One run's evaluations: (sampled, greedy) reward by label (``untrained``, ``step-0``, …, in order), SFT steps, and the
-    cross-entropy of the observations after SFT and at the end, in nats per token."""
+    """One run's evaluations: (sampled, greedy) reward by label (``untrained``, ``step-0``, …, in order), SFT steps,
+    and the cross-entropy of the observations after SFT and at the end, in nats per token.
+    """
 
     seed: int
     evals: dict[str, tuple[float, float]]
@@ -67,8 +70,9 @@ def read(folder: Path) -> Curve:
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """Markdown: a line per seed, then the best and the worst of each column. Rewards are *sampled / greedy*; the observations' cross-entropy is that after SFT and that at
-    the end."""
+    """Markdown: a line per seed, then the best and the worst of each column. Rewards are *sampled / greedy*; the
+    observations' cross-entropy is that after SFT and that at the end.
+    """
     labels = list(curves[0].evals)
     names = {"untrained": "untrained", "step-0": "after SFT"}
     head = [

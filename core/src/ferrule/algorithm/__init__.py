@@ -7,6 +7,17 @@ from .metrics import accuracy, loss_metrics
 from .rows import rows_of, supervised_row
 
 __all__ = [
-    "COMPACT", "FOLDABLE", "Batch", "accuracy", "build_batch", "fold", "label", "loss_metrics", "lower", "needs", "rows_of",
-    "supervised", "supervised_row",
+    "COMPACT",
+    "FOLDABLE",
+    "Batch",
+    "accuracy",
+    "build_batch",
+    "fold",
+    "label",
+    "loss_metrics",
+    "lower",
+    "needs",
+    "rows_of",
+    "supervised",
+    "supervised_row",
 ]

@@ -1,4 +1,6 @@
-"""Episodes to a batch that can be learned from: what is invalid leaves first, advantages are taken, what teaches nothing leaves last."""
+"""Episodes to a batch that can be learned from: what is invalid leaves first, advantages are taken, what teaches
+nothing leaves last.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,16 @@ from .estimate import estimate_role
 from .masks import tokens_of
 from .rows import Source, rows_of
 
-COMPACT = frozenset({
-    Termination.MAX_PROMPT_LENGTH, Termination.MAX_RESPONSE_LENGTH, Termination.MAX_STEPS, Termination.MALFORMED_REPLY,
-    Termination.TIMEOUT, Termination.ERROR,
-})
+COMPACT = frozenset(
+    {
+        Termination.MAX_PROMPT_LENGTH,
+        Termination.MAX_RESPONSE_LENGTH,
+        Termination.MAX_STEPS,
+        Termination.MALFORMED_REPLY,
+        Termination.TIMEOUT,
+        Termination.ERROR,
+    }
+)
 """Terminations whose trajectories compact filtering masks."""
 
 
@@ -32,7 +40,8 @@ class Batch:
     advantages      float64[N]; for a trajectory with an advantage per token, their mean
     token_advantages  float64[number of action tokens] by trajectory, for those that carry one per token
     row_trajectory  int64[R], the trajectory of each row, ascending
-    policy          bool[N], whether the policy learns from it and counts it in its denominators; an auxiliary loss may, all the same
+    policy          bool[N], whether the policy learns from it and counts it in its denominators; an auxiliary loss
+                    may, all the same
     sources         (task id, attempt) of each trajectory
     dropped         trajectories that left, by reason; a failed episode that left none counts as one
     """
@@ -63,21 +72,22 @@ def build_batch(
 ) -> Batch:
     """Group, estimate, filter and lay out *episodes*.
 
-    *advantage* maps a role (trajectory name) to its estimator; ``*`` stands for every other role. A group is all attempts at one task
-    by one role. *losses* are the auxiliary ones; *need_logprobs* is False where the rollout's logprobs will not be read.
+    *advantage* maps a role (trajectory name) to its estimator; ``*`` stands for every other role. A group is all
+    attempts at one task by one role. *losses* are the auxiliary ones; *need_logprobs* is False where the rollout's
+    logprobs will not be read.
 
     What leaves, each under its reason, in this order:
 
     before the baseline is taken, as if it had never been played
-        the episode's failure (``sandbox_failed``, …); ``compact/<termination>``; ``empty_response``: nothing was sampled;
-        ``invalid_token``: an id outside the vocabulary; ``invalid_logprob``: not finite on an action token
+        the episode's failure (``sandbox_failed``, …); ``compact/<termination>``; ``empty_response``: nothing was
+        sampled; ``invalid_token``: an id outside the vocabulary; ``invalid_logprob``: not finite on an action token
     after it, so that siblings keep their advantages
         ``too_few_attempts``: fewer than ``min_trajectories`` in the group of an estimator with a group baseline;
-        ``uniform_group``: every |advantage| of the group ≤ 1e-8, and no auxiliary loss has a token in it. Where one has, the
-        group stays for that loss alone.
+        ``uniform_group``: every |advantage| of the group ≤ 1e-8, and no auxiliary loss has a token in it. Where one
+        has, the group stays for that loss alone.
 
-    Raises FerruleError for a reward that is missing or not finite, a role without an estimator, an estimator that gives something
-    else than one finite advantage per trajectory, and precomputed advantages that do not fit.
+    Raises FerruleError for a reward that is missing or not finite, a role without an estimator, an estimator that
+    gives something else than one finite advantage per trajectory, and precomputed advantages that do not fit.
     """
     dropped: Counter[str] = Counter()
     kept: list[Trajectory] = []
@@ -95,7 +105,9 @@ def build_batch(
                 sources.append((episode.task_id, episode.attempt))
 
     rewards = np.array([_reward(t, s) for t, s in zip(kept, sources, strict=True)], np.float64)
-    own = {i: _own_advantages(t, s) for i, (t, s) in enumerate(zip(kept, sources, strict=True)) if t.advantages is not None}
+    own = {
+        i: _own_advantages(t, s) for i, (t, s) in enumerate(zip(kept, sources, strict=True)) if t.advantages is not None
+    }
     advantages = np.array([own[i].mean() if i in own else 0.0 for i in range(len(kept))], np.float64)
     keep, policy = np.ones(len(kept), bool), np.ones(len(kept), bool)
     active = [loss for loss in losses if loss.config.coef > 0.0]
@@ -107,11 +119,15 @@ def build_batch(
     for role, numbers in by_role.items():
         estimator = advantage.get(role, advantage.get("*"))
         if estimator is None:
-            raise FerruleError(f"no advantage estimator for role {role!r}: give one under this name, or one for every role")
+            raise FerruleError(
+                f"no advantage estimator for role {role!r}: give one under this name, or one for every role"
+            )
         members, starts, found = estimate_role(role, estimator, numbers, sources, rewards, own)
         advantages[members] = found.advantages
         metrics |= found.metrics
-        for group, group_own, uniform in zip(np.split(members, starts[1:]), np.split(found.own, starts[1:]), found.uniform, strict=True):
+        for group, group_own, uniform in zip(
+            np.split(members, starts[1:]), np.split(found.own, starts[1:]), found.uniform, strict=True
+        ):
             estimated = group[~group_own]
             if estimator.group_baseline and 0 < len(estimated) < filter.min_trajectories:
                 keep[estimated] = False
@@ -132,8 +148,15 @@ def build_batch(
     metrics |= _row_metrics(trajectories, rows)
     metrics |= {f"dropped/{reason}": float(count) for reason, count in sorted(dropped.items())}
     return Batch(
-        trajectories, rewards[left], advantages[left], rows, np.array([row.trajectory for row in rows], np.int64), policy[left],
-        dropped, metrics, left_sources,
+        trajectories,
+        rewards[left],
+        advantages[left],
+        rows,
+        np.array([row.trajectory for row in rows], np.int64),
+        policy[left],
+        dropped,
+        metrics,
+        left_sources,
         {new: own[old] for new, old in enumerate(left.tolist()) if old in own and np.ndim(kept[old].advantages)},
     )
 
@@ -148,7 +171,9 @@ def _invalid(
         return "empty_response"
     if any(len(s) and (int(s.ids.min()) < 0 or int(s.ids.max()) >= vocab_size) for s in trajectory.segments):
         return "invalid_token"
-    if need_logprobs and not all(np.isfinite(s.logprobs[s.kind == TokenKind.ACTION]).all() for s in trajectory.segments):
+    if need_logprobs and not all(
+        np.isfinite(s.logprobs[s.kind == TokenKind.ACTION]).all() for s in trajectory.segments
+    ):
         return "invalid_logprob"
     return None
 
@@ -178,7 +203,9 @@ def _own_advantages(trajectory: Trajectory, source: Source) -> NDArray[np.float6
     return np.broadcast_to(values, (count,))
 
 
-def _learned_elsewhere(losses: Sequence[AuxLoss], trajectories: Sequence[Trajectory], sources: Sequence[Source]) -> bool:
+def _learned_elsewhere(
+    losses: Sequence[AuxLoss], trajectories: Sequence[Trajectory], sources: Sequence[Source]
+) -> bool:
     """Whether an auxiliary loss has a token to learn in any of *trajectories*."""
     return bool(losses) and any(tokens_of(loss, row).any() for row in rows_of(trajectories, sources) for loss in losses)
 

@@ -47,8 +47,8 @@ def estimate_role(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Estimated]:
     """Advantages of the trajectories *numbers*, all of one role.
 
-    Answers them sorted by group, int64[N]; where each group begins in that order, int64[G]; and what was estimated, in that order.
-    Trajectories with precomputed advantages (*own*) stay out of the baseline of the others.
+    Answers them sorted by group, int64[N]; where each group begins in that order, int64[G]; and what was estimated,
+    in that order. Trajectories with precomputed advantages (*own*) stay out of the baseline of the others.
     """
     members = np.asarray(numbers, np.int64)
     index = group_index([sources[i][0] for i in numbers])
@@ -111,7 +111,10 @@ def _metrics(
     group_mean[np.unique(index[known])] = mean
     easy, hard = uniform & (group_mean >= 1.0), uniform & (group_mean <= 0.0)
     for name, which in (
-        ("informative", ~uniform), ("too_easy", easy), ("too_hard", hard), ("flat", uniform & ~easy & ~hard)
+        ("informative", ~uniform),
+        ("too_easy", easy),
+        ("too_hard", hard),
+        ("flat", uniform & ~easy & ~hard),
     ):
         metrics[f"groups/{role}/{name}"] = float(np.count_nonzero(which))
     metrics[f"groups/{role}/total"] = float(len(groups))
@@ -120,6 +123,8 @@ def _metrics(
 
 def _summary(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
     return {
-        f"{prefix}/mean": float(values.mean()), f"{prefix}/std": float(values.std()), f"{prefix}/min": float(values.min()),
+        f"{prefix}/mean": float(values.mean()),
+        f"{prefix}/std": float(values.std()),
+        f"{prefix}/min": float(values.min()),
         f"{prefix}/max": float(values.max()),
     }

@@ -32,15 +32,17 @@ def lower(
 ) -> Objective:
     """The objective of one optimizer step over all of *batch*.
 
-    Normalisers are taken over the whole step, before anybody splits it. The policy's are over the action tokens of the trajectories in
-    ``batch.policy``; a loss's over its own mask, in all trajectories. Losses with coefficient 0 are as if not there.
+    Normalisers are taken over the whole step, before anybody splits it. The policy's are over the action tokens of
+    the trajectories in ``batch.policy``; a loss's over its own mask, in all trajectories. Losses with coefficient 0
+    are as if not there.
 
-    logprobs  float32[T] per row of the batch under the current weights; read where ``policy.recompute_old`` is set, and by losses
+    logprobs  float32[T] per row of the batch under the current weights; read where ``policy.recompute_old`` is set,
+              and by losses
               that need ``logprobs``
     step      optimizer steps made before this one
 
-    Everything is computed in float64 and rounded once, to float32. Raises FerruleError where logprobs are needed and absent or not
-    finite, two losses share a name, or a loss gives weights that cannot be used.
+    Everything is computed in float64 and rounded once, to float32. Raises FerruleError where logprobs are needed and
+    absent or not finite, two losses share a name, or a loss gives weights that cannot be used.
     """
     rows, flat = batch.rows, Flat(batch.rows)
     trajectory = batch.row_trajectory[flat.owner]
@@ -63,8 +65,9 @@ def lower(
 def supervised(rows: Sequence[Row], observation_weight: float = 0.0, reduction: Reduction = "token-mean") -> Objective:
     """Cross-entropy on the ACTION tokens of *rows*, each row a sequence, reduced by *reduction*.
 
-    With an *observation_weight*, OBSERVATION tokens are learned too, that many times as much as an action token of the same row. The
-    normaliser counts action tokens alone, so that turning it on does not rescale what is learned of the actions.
+    With an *observation_weight*, OBSERVATION tokens are learned too, that many times as much as an action token of
+    the same row. The normaliser counts action tokens alone, so that turning it on does not rescale what is learned of
+    the actions.
     """
     flat = Flat(rows)
     action = (flat.kind == TokenKind.ACTION) & flat.inner
@@ -79,10 +82,11 @@ def supervised(rows: Sequence[Row], observation_weight: float = 0.0, reduction: 
 
 
 def fold(objective: Objective) -> tuple[NDArray[np.float32], ...]:
-    """float32[T] per row: advantages with the weights in them, for a backend that knows only advantages and sums over tokens.
+    """float32[T] per row: advantages with the weights in them, for a backend that knows only advantages and sums
+    over tokens.
 
-    Exact for ``importance_sampling``, ``ppo`` and ``cispo``, where w · policy(…, adv) = policy(…, w · adv) for w ≥ 0. FerruleError for
-    any other policy loss. Auxiliary terms (``ce``) are not in it.
+    Exact for ``importance_sampling``, ``ppo`` and ``cispo``, where w · policy(…, adv) = policy(…, w · adv) for w ≥ 0.
+    FerruleError for any other policy loss. Auxiliary terms (``ce``) are not in it.
     """
     if objective.policy not in FOLDABLE:
         raise FerruleError(
@@ -95,8 +99,8 @@ def fold(objective: Objective) -> tuple[NDArray[np.float32], ...]:
 def needs(losses: Iterable[AuxLoss | Use[AuxLoss]], policy: PolicyConfig) -> frozenset[str]:
     """What a trainer must have in ``provides`` for these losses, constructed or only chosen, and this policy.
 
-    ``cross_entropy`` for any loss that is on and what each ``needs``; ``logprobs`` for ``recompute_old``; ``token_weights`` for a policy
-    loss whose weights cannot be folded into its advantages.
+    ``cross_entropy`` for any loss that is on and what each ``needs``; ``logprobs`` for ``recompute_old``;
+    ``token_weights`` for a policy loss whose weights cannot be folded into its advantages.
     """
     wanted: set[str] = set()
     for loss in losses:
@@ -144,7 +148,9 @@ def _old(
     bad = np.flatnonzero(~np.isfinite(old))
     if len(bad):
         row = rows[flat.owner[bad[0]]]
-        raise FerruleError(f"{_place(row)}: {source} logprob of a sampled token is {old[bad[0]]}, {len(bad)} such in the batch")
+        raise FerruleError(
+            f"{_place(row)}: {source} logprob of a sampled token is {old[bad[0]]}, {len(bad)} such in the batch"
+        )
     return old
 
 
@@ -165,7 +171,10 @@ def _terms(
             raise FerruleError(f"two losses are named {name!r}; list a loss once")
         own = _checked(rows, logprobs, f"loss {name!r}") if "logprobs" in loss.needs else None
         mask = flat.join([tokens_of(loss, row) for row in rows], bool)
-        weights = [_weight(loss, row, _context(batch, row, None if own is None else own[i], step)) for i, row in enumerate(rows)]
+        weights = [
+            _weight(loss, row, _context(batch, row, None if own is None else own[i], step))
+            for i, row in enumerate(rows)
+        ]
         factor = factors(mask, trajectory, loss.reduction)
         term = np.zeros(len(mask))
         term[mask] = loss.config.coef * factor[mask] * flat.join(weights, np.float64)[mask]
@@ -179,7 +188,10 @@ def _terms(
 def _context(batch: Batch, row: Row, logprobs: NDArray[np.float32] | None, step: int) -> LossContext:
     learned = bool(batch.policy[row.trajectory])
     return LossContext(
-        logprobs, float(batch.rewards[row.trajectory]), float(batch.advantages[row.trajectory]) if learned else 0.0, step
+        logprobs,
+        float(batch.rewards[row.trajectory]),
+        float(batch.advantages[row.trajectory]) if learned else 0.0,
+        step,
     )
 
 

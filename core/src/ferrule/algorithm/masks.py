@@ -16,7 +16,9 @@ def label(loss: AuxLoss) -> str:
 
 
 def tokens_of(loss: AuxLoss, row: Row) -> NDArray[np.bool_]:
-    """bool[T]: the tokens of *row* that *loss* is over, never position 0. FerruleError where the loss gives no such array."""
+    """bool[T]: the tokens of *row* that *loss* is over, never position 0. FerruleError where the loss gives no such
+    array.
+    """
     mask = np.asarray(loss.tokens(row))
     if mask.dtype != np.bool_ or mask.shape != (len(row),):
         raise FerruleError(

@@ -11,7 +11,9 @@ from ..data import Episode, Objective, StepOutput
 
 Floats = NDArray[np.float64]
 EXPONENT = 60.0
-"""Log ratios are clipped to this for the metrics, so that a ratio beyond all bounds is still a number that JSON can hold."""
+"""Log ratios are clipped to this for the metrics, so that a ratio beyond all bounds is still a number that JSON can
+hold.
+"""
 
 
 def loss_metrics(objective: Objective, output: StepOutput) -> dict[str, float]:
@@ -22,11 +24,12 @@ def loss_metrics(objective: Objective, output: StepOutput) -> dict[str, float]:
     loss/<name>/tokens             how many tokens it has weight on
     policy/ratio_mean, ratio_max   of exp(logp − old), over the policy's tokens, each token counted once
     policy/clip_fraction           the part of them at which clipping stops the gradient (0 for losses that do not clip)
-    policy/kl_k1, kl_k3            estimates of KL(old ‖ current) from samples of old: mean of −d, and of e^d − 1 − d, where
+    policy/kl_k1, kl_k3            estimates of KL(old ‖ current) from samples of old: mean of −d, and of e^d − 1 − d,
+                                   where
                                    d = logp − old (Schulman, http://joschu.net/blog/kl-approx.html)
 
-    ``loss/policy`` is left out for a policy loss that the core does not know, and all of ``policy/`` where no ratio is taken
-    (``cross_entropy``) or the policy has no token.
+    ``loss/policy`` is left out for a policy loss that the core does not know, and all of ``policy/`` where no ratio
+    is taken (``cross_entropy``) or the policy has no token.
     """
     if [len(x) for x in output.logprobs] != [len(row) for row in objective.rows]:
         raise ValueError("the trainer's logprobs do not match the objective's rows in number or length")
@@ -61,14 +64,18 @@ def loss_metrics(objective: Objective, output: StepOutput) -> dict[str, float]:
 def accuracy(episodes: Iterable[Episode], *, meant: int | None = None, right: float = 1.0) -> dict[str, float]:
     """``accuracy``, ``no_step_rate`` and ``attempts`` over every attempt that was meant to run.
 
-    An attempt is right where its reward is at least *right*. One that failed, or in which the model never took a step, is an attempt
-    all the same, and not right. *meant* is how many should have run, where some left no episode at all.
+    An attempt is right where its reward is at least *right*. One that failed, or in which the model never took a
+    step, is an attempt all the same, and not right. *meant* is how many should have run, where some left no episode
+    at all.
     """
     played = list(episodes)
     attempts = len(played) if meant is None else max(meant, len(played))
     correct = sum(not e.failed and e.reward is not None and e.reward >= right - 1e-9 for e in played)
     # A harness without a model has no trajectory; what it said is counted all the same.
-    stepped = sum(any(len(t.steps) for t in e.trajectories) or (not e.trajectories and e.metrics.get("messages", 0) > 0) for e in played)
+    stepped = sum(
+        any(len(t.steps) for t in e.trajectories) or (not e.trajectories and e.metrics.get("messages", 0) > 0)
+        for e in played
+    )
     return {
         "accuracy": correct / attempts if attempts else 0.0,
         "no_step_rate": (attempts - stepped) / attempts if attempts else 0.0,
@@ -87,7 +94,9 @@ def _policy(objective: Objective, logp: Floats, delta: Floats, adv: Floats) -> t
     bounded = np.clip(ratio, low, high)
     if objective.policy == "ppo":  # arXiv 1707.06347, equation 7
         return -np.minimum(ratio * adv, bounded * adv), ((ratio > high) & (adv > 0.0)) | ((ratio < low) & (adv < 0.0))
-    if objective.policy == "cispo":  # arXiv 2506.13585, equation 4: the clipped ratio is a constant factor, and no gradient stops
+    if (
+        objective.policy == "cispo"
+    ):  # arXiv 2506.13585, equation 4: the clipped ratio is a constant factor, and no gradient stops
         return -bounded * adv * logp, ratio != bounded
     return None, none
 

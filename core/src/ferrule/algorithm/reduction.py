@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 def factors(mask: NDArray[np.bool_], sequence: NDArray[np.int64], reduction: str) -> NDArray[np.float64]:
     """float64[M]: the factor of each token, 0 off *mask*; the reduced loss is then Σ factor · loss.
 
-    *mask*, bool[M], and *sequence*, int64[M], say of each token of the whole optimizer step whether it counts and of which sequence it
-    is. Only sequences with a token in the mask count::
+    *mask*, bool[M], and *sequence*, int64[M], say of each token of the whole optimizer step whether it counts and of
+    which sequence it is. Only sequences with a token in the mask count::
 
         token-sum            1
         token-mean           1 / tokens in the mask

@@ -18,17 +18,23 @@ Source = tuple[str, int]
 def rows_of(trajectories: Sequence[Trajectory], sources: Sequence[Source] | None = None) -> list[Row]:
     """One row per segment of each trajectory, in order; empty segments make none.
 
-    ``Row.trajectory`` is the trajectory's index in *trajectories*. *sources* gives the task id and attempt of each. Arrays are views of
-    the segments' where these have the row's dtype.
+    ``Row.trajectory`` is the trajectory's index in *trajectories*. *sources* gives the task id and attempt of each.
+    Arrays are views of the segments' where these have the row's dtype.
     """
     rows = []
     for index, trajectory in enumerate(trajectories):
         task_id, attempt = sources[index] if sources is not None else ("", 0)
         rows += [
             Row(
-                _contiguous(segment.ids, np.int32), _contiguous(segment.kind, np.uint8),
-                _contiguous(segment.logprobs, np.float32), _contiguous(segment.version, np.int32),
-                index, task_id, attempt, trajectory.name, number,
+                _contiguous(segment.ids, np.int32),
+                _contiguous(segment.kind, np.uint8),
+                _contiguous(segment.logprobs, np.float32),
+                _contiguous(segment.version, np.int32),
+                index,
+                task_id,
+                attempt,
+                trajectory.name,
+                number,
             )
             for number, segment in enumerate(trajectory.segments)
             if len(segment)
@@ -37,7 +43,8 @@ def rows_of(trajectories: Sequence[Trajectory], sources: Sequence[Source] | None
 
 
 def supervised_row(rendered: Rendered, task_id: str = "") -> Row:
-    """A demonstration as a row: its ACTION tokens are what the model is to say, and all before the first of them is PROMPT.
+    """A demonstration as a row: its ACTION tokens are what the model is to say, and all before the first of them is
+    PROMPT.
 
     No weights sampled it: ``logprobs`` are 0 and ``version`` is -1 throughout.
     """
@@ -46,7 +53,11 @@ def supervised_row(rendered: Rendered, task_id: str = "") -> Row:
     kind[: said[0] if len(said) else len(kind)] = TokenKind.PROMPT
     length = len(kind)
     return Row(
-        _contiguous(rendered.ids, np.int32), kind, np.zeros(length, np.float32), np.full(length, -1, np.int32), task_id=task_id
+        _contiguous(rendered.ids, np.int32),
+        kind,
+        np.zeros(length, np.float32),
+        np.full(length, -1, np.int32),
+        task_id=task_id,
     )
 
 

@@ -1,7 +1,8 @@
 """The ``ferrule`` command: subcommands by the first word, each imported only when it is called.
 
-Commands come from the entry-point group ``ferrule.commands``, whose values are click commands. The core's own cannot be taken over by
-another distribution; where two others offer one name, ``ferrule name@distribution`` tells them apart.
+Commands come from the entry-point group ``ferrule.commands``, whose values are click commands. The core's own cannot
+be taken over by another distribution; where two others offer one name, ``ferrule name@distribution`` tells them
+apart.
 """
 
 from __future__ import annotations
@@ -37,7 +38,18 @@ _QUIET = ("check", "explain", "plugins")
 _OUTSIDE = frozenset(
     getattr(errno, name)
     for name in (
-        "ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "ENOENT", "EEXIST", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "EIO", "EMFILE"
+        "ENOSPC",
+        "EDQUOT",
+        "EROFS",
+        "EACCES",
+        "EPERM",
+        "ENOENT",
+        "EEXIST",
+        "ENOTDIR",
+        "EISDIR",
+        "ENAMETOOLONG",
+        "EIO",
+        "EMFILE",
     )
     if hasattr(errno, name)
 )
@@ -86,7 +98,9 @@ class _Commands(click.Group):
             log_to_stderr()
         command = load(Ref("command", cmd_name, candidate))
         if not isinstance(command, click.Command):
-            raise PluginError(f"command {cmd_name!r} of {candidate.dist} is not a click command but {type(command).__name__}")
+            raise PluginError(
+                f"command {cmd_name!r} of {candidate.dist} is not a click command but {type(command).__name__}"
+            )
         return command
 
     def _candidate(self, text: str) -> Candidate | None:
@@ -103,7 +117,9 @@ class _Commands(click.Group):
             )
         return same[0]
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if not self._candidate(args[0]) and not args[0].startswith("-"):
             from ..plugins.compat import nearest
 
@@ -122,9 +138,11 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 1 failed, 2 a mistake in the configuration or on the command line, 130 interrupted.
+    """Run the command and exit: 0 done, 1 failed, 2 a mistake in the configuration or on the command line, 130
+    interrupted.
 
-    With ``--json`` on the command line, errors go to stdout as one JSON object: ``{"ok": false, "error": …, "problems": […]}``.
+    With ``--json`` on the command line, errors go to stdout as one JSON object: ``{"ok": false, "error": …,
+    "problems": […]}``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -158,5 +176,7 @@ def _report(error: FerruleError, as_json: bool) -> None:
         return
     out: dict[str, Any] = {"ok": False, "error": str(error)}
     if isinstance(error, ConfigError):
-        out["problems"] = [{"path": p.where, "message": p.message, "source": p.source, "line": p.line} for p in error.problems]
+        out["problems"] = [
+            {"path": p.where, "message": p.message, "source": p.source, "line": p.line} for p in error.problems
+        ]
     click.echo(json.dumps(out))

@@ -12,8 +12,8 @@ from .output import config_options, emit
 def command(config: str, sets: tuple[str, ...], as_json: bool) -> None:
     """Find every mistake in CONFIG, before anything costs money.
 
-    Names, types, unknown keys, files, capabilities and versions are checked, all at once. The plugins that it names are imported; no model is
-    loaded and no sandbox started. Exit code 2 where there is a mistake.
+    Names, types, unknown keys, files, capabilities and versions are checked, all at once. The plugins that it names
+    are imported; no model is loaded and no sandbox started. Exit code 2 where there is a mistake.
     """
     from ..config import load
     from ..plugins.discovery import norm

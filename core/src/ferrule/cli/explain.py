@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 @click.command("explain", short_help="Say what a configuration means.")
 @config_options
 def command(config: str, sets: tuple[str, ...], as_json: bool) -> None:
-    """Say what CONFIG means: the plugins it chose, what they need and provide, what is played, and where each value came from."""
+    """Say what CONFIG means: the plugins it chose, what they need and provide, what is played, and where each value
+    came from.
+    """
     from ..config import explain, load
 
     loaded = load(config, sets)
@@ -24,12 +26,14 @@ def command(config: str, sets: tuple[str, ...], as_json: bool) -> None:
     plugins = [_plugin(loaded, section, use) for section, use in _uses(loaded)]
     played = _played(loaded)
     if as_json:
-        emit({
-            "config": config,
-            "plugins": plugins,
-            "played": played,
-            "values": [{"path": row.path, "value": row.value, "where": row.where} for row in rows],
-        })
+        emit(
+            {
+                "config": config,
+                "plugins": plugins,
+                "played": played,
+                "values": [{"path": row.path, "value": row.value, "where": row.where} for row in rows],
+            }
+        )
         return
     heading("Plugins")
     table(
@@ -55,14 +59,23 @@ def _uses(loaded: Loaded) -> list[tuple[str, Any]]:
 
 
 def _plugin(loaded: Loaded, section: str, use: Any) -> dict[str, Any]:
-    line = next((m for m in loaded.registry.manifest() if m["reference"] == use.ref and m["class"] == f"{use.cls.__module__}:{use.cls.__qualname__}"), None)
+    line = next(
+        (
+            m
+            for m in loaded.registry.manifest()
+            if m["reference"] == use.ref and m["class"] == f"{use.cls.__module__}:{use.cls.__qualname__}"
+        ),
+        None,
+    )
     if line is None:
         origin = ""
     elif line["distribution"]:
         origin = f"{line['distribution']} {line['version']}"
     else:
         origin = f"{line['file']} (sha256 {(line['sha256'] or '')[:12]})"
-    provides = set(getattr(use.cls, "provides", ())) | {f"policy loss {name}" for name in getattr(use.cls, "policy_losses", ())}
+    provides = set(getattr(use.cls, "provides", ())) | {
+        f"policy loss {name}" for name in getattr(use.cls, "policy_losses", ())
+    }
     return {
         "section": section,
         "reference": use.ref,
@@ -92,13 +105,20 @@ def _over(use: Any) -> str:
 def _played(loaded: Loaded) -> list[str]:
     config = loaded.config
     taskset = config.taskset.make()
-    lines = [f"task set {config.taskset.ref}: " + ", ".join(f"{split} ({len(taskset.tasks(split))} tasks)" for split in taskset.splits)]
+    lines = [
+        f"task set {config.taskset.ref}: "
+        + ", ".join(f"{split} ({len(taskset.tasks(split))} tasks)" for split in taskset.splits)
+    ]
     model = config.harness.cls.needs_model
     if not model:
         lines.append(f"harness {config.harness.ref} samples from no model")
     if config.sft is not None and config.trainer is not None:
         sft = config.sft
-        until = f"until reward {sft.target:g} on {sft.dev_tasks} tasks of {sft.dev_split}, at most {sft.max_steps} steps" if sft.target is not None else f"{sft.min_steps} steps"
+        until = (
+            f"until reward {sft.target:g} on {sft.dev_tasks} tasks of {sft.dev_split}, at most {sft.max_steps} steps"
+            if sft.target is not None
+            else f"{sft.min_steps} steps"
+        )
         lines.append(f"supervised: demonstrations of {sft.split}, batches of {sft.batch_size}, {until}")
     if config.trainer is not None and config.train.steps:
         train = config.train
@@ -108,15 +128,23 @@ def _played(loaded: Loaded) -> list[str]:
         )
         for use in config.losses:
             coef = getattr(use.config, "coef", None)
-            lines.append(f"auxiliary loss {use.label}: coefficient {coef:g}{' (off)' if coef == 0 else ''}, over {_over(use)} tokens")
+            lines.append(
+                f"auxiliary loss {use.label}: coefficient {coef:g}{' (off)' if coef == 0 else ''}, over {_over(use)} tokens"
+            )
     evaluation = config.eval
     limit = f"at most {evaluation.limit} tasks" if evaluation.limit is not None else "each task"
-    every = f", every {evaluation.every} steps" if evaluation.every and config.trainer is not None and config.train.steps else ""
+    every = (
+        f", every {evaluation.every} steps"
+        if evaluation.every and config.trainer is not None and config.train.steps
+        else ""
+    )
     lines.append(f"evaluation: {limit} of {evaluation.split} once, {' and '.join(evaluation.modes)}{every}")
     rollout = config.rollout
     limits = {
-        "model messages": rollout.max_steps, "tokens of the first prompt": rollout.max_prompt_tokens,
-        "tokens after it": rollout.max_response_tokens, "seconds": rollout.timeout,
+        "model messages": rollout.max_steps,
+        "tokens of the first prompt": rollout.max_prompt_tokens,
+        "tokens after it": rollout.max_response_tokens,
+        "seconds": rollout.timeout,
     }
     given = [f"{value:g} {name}" for name, value in limits.items() if value is not None]
     lines.append(f"an episode ends after {', '.join(given)}" if given else "an episode has no limit of its own")

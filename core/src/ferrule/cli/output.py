@@ -12,17 +12,24 @@ import click
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``CONFIG``, ``--set`` and ``--json``: what every command that reads a configuration takes (``config``, ``sets``, ``as_json``)."""
+    """``CONFIG``, ``--set`` and ``--json``: what every command that reads a configuration takes (``config``,
+    ``sets``, ``as_json``).
+    """
     command = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
     command = click.option(
-        "--set", "sets", multiple=True, metavar="KEY=VALUE",
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="KEY=VALUE",
         help="Override a value: train.steps=10, losses.0.coef=0.1. Values are TOML's; a bare word is text. May be repeated.",
     )(command)
     return click.argument("config", type=click.Path(path_type=str))(command)
 
 
 def log_to_stderr() -> None:
-    """Configure structlog for a command: warnings and errors, plainly, to stderr. ``FERRULE_LOG=info`` or ``debug`` shows more."""
+    """Configure structlog for a command: warnings and errors, plainly, to stderr. ``FERRULE_LOG=info`` or ``debug``
+    shows more.
+    """
     import structlog
 
     levels = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -31,7 +38,9 @@ def log_to_stderr() -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper("%H:%M:%S", utc=False),
             # Not rich's traceback: it prints the values of variables, secrets among them.
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback),
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(levels.get(os.environ.get("FERRULE_LOG", "").lower(), 30)),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -36,7 +36,15 @@ def list_(kind: str | None, as_json: bool) -> None:
         raise click.UsageError(f"no kind is called {kind!r}; kinds: {', '.join(registry.kinds)}")
     rows = _rows(registry, kind)
     if as_json:
-        emit({"plugins": rows, "findings": [{"distribution": f.distribution, "location": f.location, "message": f.message} for f in registry.findings]})
+        emit(
+            {
+                "plugins": rows,
+                "findings": [
+                    {"distribution": f.distribution, "location": f.location, "message": f.message}
+                    for f in registry.findings
+                ],
+            }
+        )
         return
     table(("kind", "name", "distribution", "version", "requires", "state"), [tuple(row.values()) for row in rows])
     for finding in registry.findings:
@@ -48,10 +56,18 @@ def _rows(registry: Registry, kind: str | None) -> list[dict[str, str]]:
     from ..plugins.discovery import norm
 
     def row(candidate: Candidate, state: str) -> dict[str, str]:
-        core = [text for text in candidate.dist.requires if norm(text).startswith("ferrule") and not norm(text).startswith("ferrule-")]
+        core = [
+            text
+            for text in candidate.dist.requires
+            if norm(text).startswith("ferrule") and not norm(text).startswith("ferrule-")
+        ]
         return {
-            "kind": candidate.kind, "name": candidate.name, "distribution": candidate.dist.name, "version": candidate.dist.version,
-            "requires": ", ".join(core), "state": state,
+            "kind": candidate.kind,
+            "name": candidate.name,
+            "distribution": candidate.dist.name,
+            "version": candidate.dist.version,
+            "requires": ", ".join(core),
+            "state": state,
         }
 
     known = registry.candidates(kind)
@@ -80,7 +96,17 @@ def show(reference: str, kind: str | None, as_json: bool) -> None:
         emit(shown)
         return
     heading(f"{shown['kind']} {shown['reference']}")
-    for key in ("class", "distribution", "version", "file", "sha256", "needs", "provides", "policy_losses", "optimizers"):
+    for key in (
+        "class",
+        "distribution",
+        "version",
+        "file",
+        "sha256",
+        "needs",
+        "provides",
+        "policy_losses",
+        "optimizers",
+    ):
         value = shown.get(key)
         if value:
             click.echo(f"  {key.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}")
@@ -88,7 +114,11 @@ def show(reference: str, kind: str | None, as_json: bool) -> None:
         click.echo("\n" + "\n".join(f"  {line}" for line in shown["doc"].splitlines()))
     click.echo()
     if shown["options"]:
-        table(("option", "type", "default"), [(o["name"], o["type"], o["default"]) for o in shown["options"]], title="Options")
+        table(
+            ("option", "type", "default"),
+            [(o["name"], o["type"], o["default"]) for o in shown["options"]],
+            title="Options",
+        )
     else:
         click.echo("  no options")
 
@@ -110,7 +140,8 @@ def _kinds_of(reference: str) -> list[str]:
 
         off = next((variable for c, variable in registry.disabled if norm(c.name) == name), None)
         raise PluginError(
-            f"no plugin is called {reference!r}" + (f": switched off by {off}" if off else nearest(reference, [c.name for c in registry.candidates()]))
+            f"no plugin is called {reference!r}"
+            + (f": switched off by {off}" if off else nearest(reference, [c.name for c in registry.candidates()]))
         )
     return kinds
 
@@ -124,7 +155,9 @@ def _inspect(kinds: list[str], reference: str) -> dict[str, Any]:
     marked = [line for line in done.stdout.splitlines() if line.startswith("FERRULE ")]
     if not marked:
         tail = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise FerruleError(f"loading {reference!r} ended its process (exit code {done.returncode}){': ' + tail[0] if tail else ''}")
+        raise FerruleError(
+            f"loading {reference!r} ended its process (exit code {done.returncode}){': ' + tail[0] if tail else ''}"
+        )
     answer: dict[str, Any] = json.loads(marked[-1].removeprefix("FERRULE "))
     if "error" in answer:
         raise PluginError(answer["error"])

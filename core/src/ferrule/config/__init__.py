@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from .secrets import redacted as redacted
 
 _HOMES = {
-    "Loaded": "loader", "RunConfig": "schema", "explain": "explaining", "load": "loader", "load_data": "loader",
-    "redacted": "secrets", "save": "saving",
+    "Loaded": "loader",
+    "RunConfig": "schema",
+    "explain": "explaining",
+    "load": "loader",
+    "load_data": "loader",
+    "redacted": "secrets",
+    "save": "saving",
 }
 
 __all__ = ["Loaded", "RunConfig", "Use", "existing", "explain", "load", "load_data", "redacted", "save"]

@@ -1,4 +1,6 @@
-"""What only the whole configuration shows: capabilities, splits, rewards, duplicates. Classes and files are looked at; no model loads, nothing starts."""
+"""What only the whole configuration shows: capabilities, splits, rewards, duplicates. Classes and files are looked
+at; no model loads, nothing starts.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from .schema import RunConfig
 from .structure import Chosen, Place, Structurer
 
 
-def cross_checks(good: Mapping[str, Any], raw: Mapping[str, Any], structurer: Structurer, registry: Registry) -> list[Problem]:
-    """All that is wrong between sections. *good* holds the fields of RunConfig that are right; what is wrong already is not held against others."""
+def cross_checks(
+    good: Mapping[str, Any], raw: Mapping[str, Any], structurer: Structurer, registry: Registry
+) -> list[Problem]:
+    """All that is wrong between sections. *good* holds the fields of RunConfig that are right; what is wrong already
+    is not held against others.
+    """
     return _Checks(good, raw, structurer, registry).run()
 
 
 class _Checks:
-    def __init__(self, good: Mapping[str, Any], raw: Mapping[str, Any], structurer: Structurer, registry: Registry) -> None:
+    def __init__(
+        self, good: Mapping[str, Any], raw: Mapping[str, Any], structurer: Structurer, registry: Registry
+    ) -> None:
         self.raw, self.structurer, self.registry = raw, structurer, registry
         self.problems: list[Problem] = []
         self.good = dict(good)
@@ -63,17 +71,27 @@ class _Checks:
             if version is None:
                 self.add(f"{requirement.name} is not installed: pip install {text!r}", "required", i)
             elif not requirement.specifier.contains(version, prereleases=True):
-                self.add(f"{requirement.name} {version} is installed; this configuration requires {requirement.specifier}", "required", i)
+                self.add(
+                    f"{requirement.name} {version} is installed; this configuration requires {requirement.specifier}",
+                    "required",
+                    i,
+                )
 
     def many(self, section: str) -> list[tuple[int, Chosen]]:
-        return [(int(place[1]), chosen) for place, chosen in sorted(self.structurer.chosen.items(), key=lambda item: str(item[0])) if len(place) == 2 and place[0] == section]
+        return [
+            (int(place[1]), chosen)
+            for place, chosen in sorted(self.structurer.chosen.items(), key=lambda item: str(item[0]))
+            if len(place) == 2 and place[0] == section
+        ]
 
     def listed_twice(self, section: str, kind: str) -> None:
         seen: dict[str, int] = {}
         for i, chosen in sorted(self.many(section), key=lambda item: item[0]):
             label = _label_of(chosen)
             if label in seen:
-                self.add(f"{kind} {label!r} is listed twice: {section}[{seen[label]}] and {section}[{i}]", section, i, "use")
+                self.add(
+                    f"{kind} {label!r} is listed twice: {section}[{seen[label]}] and {section}[{i}]", section, i, "use"
+                )
             seen.setdefault(label, i)
 
     def parts(self) -> None:
@@ -85,15 +103,25 @@ class _Checks:
             if section not in self.raw:
                 self.add(f"{what}; add [{section}]", section)
         if self.training and self.good.get("train") is not None and "advantage" not in self.raw:
-            self.add("required, and missing: [train] learns from advantages; add [advantage], or set train.steps = 0", "advantage")
+            self.add(
+                "required, and missing: [train] learns from advantages; add [advantage], or set train.steps = 0",
+                "advantage",
+            )
 
     def policy(self, trainer: Any) -> None:
         policy = self.good.get("policy")
         offered = trainer.policy_losses
         if policy is not None and self.training and policy.loss not in offered:
-            self.add(f"trainer {self._label()} has no policy loss {policy.loss!r}{nearest(policy.loss, offered)}", "policy", "loss")
+            self.add(
+                f"trainer {self._label()} has no policy loss {policy.loss!r}{nearest(policy.loss, offered)}",
+                "policy",
+                "loss",
+            )
         if self.good.get("sft") is not None and "cross_entropy" not in offered:
-            self.add(f"supervised training needs the policy loss 'cross_entropy', which trainer {self._label()} does not have", "sft")
+            self.add(
+                f"supervised training needs the policy loss 'cross_entropy', which trainer {self._label()} does not have",
+                "sft",
+            )
 
     def needs(self, trainer: Chosen) -> None:
         provides = frozenset(trainer.cls.provides)  # type: ignore[attr-defined]
@@ -113,7 +141,12 @@ class _Checks:
         for section in ("sft", "train"):
             stage = self.good.get(section)
             if stage is not None and stage.optim.name not in trainer.optimizers:
-                self.add(f"trainer {self._label()} has no optimizer {stage.optim.name!r}{nearest(stage.optim.name, trainer.optimizers)}", section, "optim", "name")
+                self.add(
+                    f"trainer {self._label()} has no optimizer {stage.optim.name!r}{nearest(stage.optim.name, trainer.optimizers)}",
+                    section,
+                    "optim",
+                    "name",
+                )
 
     def _label(self) -> str:
         return repr(self.trainer.ref) if self.trainer else ""
@@ -171,12 +204,20 @@ class _Checks:
             several = [task for task in scored if len(task.score_names) > 1]
             if several:
                 names = ", ".join(sorted({name for task in several for name in task.score_names}))
-                self.add(f"{_some(several, 'has', 'have')} several scores ({names}): name the one that is the reward", "rollout", "reward")
+                self.add(
+                    f"{_some(several, 'has', 'have')} several scores ({names}): name the one that is the reward",
+                    "rollout",
+                    "reward",
+                )
             return
         lacking = [task for task in scored if rollout.reward not in task.score_names]
         if lacking:
             known = sorted({name for task in lacking for name in task.score_names})
-            self.add(f"{_some(lacking, 'has', 'have')} no score {rollout.reward!r}{nearest(rollout.reward, known)}", "rollout", "reward")
+            self.add(
+                f"{_some(lacking, 'has', 'have')} no score {rollout.reward!r}{nearest(rollout.reward, known)}",
+                "rollout",
+                "reward",
+            )
 
     def sandboxes(self, tasks: Sequence[Any]) -> None:
         needing = [task for task in tasks if task.sandbox is not None or task.needs_isolation]
@@ -192,7 +233,10 @@ class _Checks:
         place = ("sandbox",) if isinstance(self.raw.get("sandbox"), str) else ("sandbox", "use")
         for need, by in needs.items():
             if by and need not in provides:
-                self.add(f"{_some(by, 'needs', 'need')} {need!r}, and sandbox {self.sandbox.ref!r} does not provide it", *place)
+                self.add(
+                    f"{_some(by, 'needs', 'need')} {need!r}, and sandbox {self.sandbox.ref!r} does not provide it",
+                    *place,
+                )
 
 
 def _label_of(chosen: Chosen) -> str:

@@ -49,7 +49,9 @@ def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     elif isinstance(value, Mapping) and value:
         for key, each in value.items():
             yield from leaves(each, (*place, key))
-    elif isinstance(value, list | tuple) and any(isinstance(each, Use | Mapping) or attrs.has(type(each)) for each in value):
+    elif isinstance(value, list | tuple) and any(
+        isinstance(each, Use | Mapping) or attrs.has(type(each)) for each in value
+    ):
         for i, each in enumerate(value):
             yield from leaves(each, (*place, i))
     else:

@@ -15,12 +15,16 @@ from .use import Use
 
 
 def resolve(cls: type, owner: type | None = None) -> None:
-    """Turn the string annotations of *cls* into types; names are looked up in its module, then in *owner*, the plugin class around it."""
+    """Turn the string annotations of *cls* into types; names are looked up in its module, then in *owner*, the
+    plugin class around it.
+    """
     if not any(isinstance(field.type, str) for field in attrs.fields(cls)):
         return
     local: dict[str, Any] = {}
     for base in reversed(owner.__mro__ if owner is not None else ()):
-        local |= {name: value for name, value in vars(base).items() if isinstance(value, type) or typing.get_origin(value)}
+        local |= {
+            name: value for name, value in vars(base).items() if isinstance(value, type) or typing.get_origin(value)
+        }
         local[base.__name__] = base
     local[cls.__name__] = cls
     try:
@@ -40,7 +44,11 @@ def is_use(annotation: Any) -> bool:
 
 def is_sequence(annotation: Any) -> bool:
     origin = typing.get_origin(annotation) or annotation
-    return isinstance(origin, type) and issubclass(origin, list | tuple | set | frozenset | Sequence) and origin not in (str, bytes)
+    return (
+        isinstance(origin, type)
+        and issubclass(origin, list | tuple | set | frozenset | Sequence)
+        and origin not in (str, bytes)
+    )
 
 
 def is_mapping(annotation: Any) -> bool:
@@ -70,7 +78,14 @@ def kind_of(annotation: Any) -> str:
 
 def shown(annotation: Any) -> str:
     """A type as messages name it, in TOML's words."""
-    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "nothing", dict: "a table"}
+    words = {
+        str: "text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        type(None): "nothing",
+        dict: "a table",
+    }
     if annotation in words:
         return words[annotation]
     if is_use(annotation):

@@ -27,7 +27,8 @@ class Loaded:
     """A configuration that passed every check.
 
     path        the file; dir: its folder, which relative paths are below
-    raw         the file and its overrides, merged, as plain data; relative paths of overrides made absolute, so that :func:`load_data` loads it again
+    raw         the file and its overrides, merged, as plain data; relative paths of overrides made absolute, so that
+                :func:`load_data` loads it again
     provenance  by path, where each value came from: ``file:line``, ``--set`` or ``default``
     registry    what resolved its references; ``registry.manifest()`` says what was loaded
     """
@@ -47,9 +48,13 @@ def load(path: Path | str, overrides: Sequence[str] = (), registry: Registry | N
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError([Problem((), f"is not UTF-8 ({error.reason} at byte {error.start})", source=source)]) from error
+        raise ConfigError(
+            [Problem((), f"is not UTF-8 ({error.reason} at byte {error.start})", source=source)]
+        ) from error
     except OSError as error:
-        raise ConfigError([Problem((), "no such file" if not path.exists() else f"cannot be read: {error.strerror}", source=source)]) from error
+        raise ConfigError(
+            [Problem((), "no such file" if not path.exists() else f"cannot be read: {error.strerror}", source=source)]
+        ) from error
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -69,7 +74,9 @@ def load_data(
     *,
     lines: Mapping[Place, int] | None = None,
 ) -> Loaded:
-    """Load plain data as if it stood in the file *path*, which need not exist (``Loaded.raw`` of an earlier load, to go on with a run)."""
+    """Load plain data as if it stood in the file *path*, which need not exist (``Loaded.raw`` of an earlier load, to
+    go on with a run).
+    """
     path = Path(path)
     registry = default_registry() if registry is None else registry
     try:
@@ -104,7 +111,10 @@ def _override(raw: dict[str, Any], texts: Sequence[str]) -> tuple[dict[Place, st
         return any(map(hints.is_sequence, fields.get(key, ())))
 
     def is_use(key: str) -> bool:
-        return any(hints.is_use(arm) or (hints.holds_tables(arm) and hints.is_use(arm.__args__[0])) for arm in fields.get(key, ()))
+        return any(
+            hints.is_use(arm) or (hints.holds_tables(arm) and hints.is_use(arm.__args__[0]))
+            for arm in fields.get(key, ())
+        )
 
     at: dict[Place, str] = {}
     problems = []
@@ -121,7 +131,9 @@ def _override(raw: dict[str, Any], texts: Sequence[str]) -> tuple[dict[Place, st
 
 
 def _beside(model: Any, structurer: Structurer) -> Any:
-    """Model folders that lie beside the configuration, made absolute; any other name is the trainer's service's to know."""
+    """Model folders that lie beside the configuration, made absolute; any other name is the trainer's service's to
+    know.
+    """
     changes = {}
     for name in ("path", "tokenizer"):
         value = getattr(model, name)
@@ -145,4 +157,3 @@ def _put(raw: Any, place: Place, value: str) -> None:
 
 def _order(problem: Problem) -> tuple[bool, int]:
     return problem.line is None, problem.line or 0
-

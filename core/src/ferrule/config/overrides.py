@@ -31,7 +31,9 @@ class Override:
 
 
 def parse(text: str) -> Override | Problem:
-    """An override, or what is wrong with it. A value that is no TOML value is text as it stands (``trainer.device=cpu``)."""
+    """An override, or what is wrong with it. A value that is no TOML value is text as it stands
+    (``trainer.device=cpu``).
+    """
     keys: list[str] = []
     at = 0
     while match := _PART.match(text, at):
@@ -56,12 +58,16 @@ def parse(text: str) -> Override | Problem:
     return Override(tuple(keys), data["value"] if data.keys() == {"value"} else written)
 
 
-def apply(data: dict[str, Any], override: Override, is_list: Callable[[str], bool], is_use: Callable[[str], bool]) -> tuple[Path, Path] | Problem:
+def apply(
+    data: dict[str, Any], override: Override, is_list: Callable[[str], bool], is_use: Callable[[str], bool]
+) -> tuple[Path, Path] | Problem:
     """Put *override* into *data*, making what is missing on the way; or what is wrong with it.
 
-    The answer is the path it was put at, and that of the outermost thing that was made for it (the same where only the value is new).
+    The answer is the path it was put at, and that of the outermost thing that was made for it (the same where only
+    the value is new).
 
-    *is_list* and *is_use* tell, of a top-level key, whether the schema has a list there, and whether a text there is short for ``use``.
+    *is_list* and *is_use* tell, of a top-level key, whether the schema has a list there, and whether a text there is
+    short for ``use``.
     """
     node: Any = data
     path: Path = ()
@@ -73,7 +79,9 @@ def apply(data: dict[str, Any], override: Override, is_list: Callable[[str], boo
                 return Problem(path, f"is a list: write its index, {_dotted((*path, 0, key))}", source=override.source)
             index = int(key)
             if index > len(node):
-                return Problem((*path, index), f"the list has {len(node)} element{'s' * (len(node) != 1)}", source=override.source)
+                return Problem(
+                    (*path, index), f"the list has {len(node)} element{'s' * (len(node) != 1)}", source=override.source
+                )
             if index == len(node):
                 node.append(override.value if last else {})
                 made = made or (*path, index)

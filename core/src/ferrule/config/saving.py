@@ -15,8 +15,8 @@ from .secrets import holds_secret
 def save(path: Path | str, changes: Mapping[str, Any]) -> None:
     """Merge *changes* (nested plain data; None removes a key) into the TOML file *path*, making it where there is none.
 
-    Tables are merged, anything else is replaced. Written in one step; readable by its owner alone (0600) where any key looks like a secret.
-    ConfigError where the file is not TOML: it is left as it is.
+    Tables are merged, anything else is replaced. Written in one step; readable by its owner alone (0600) where any
+    key looks like a secret. ConfigError where the file is not TOML: it is left as it is.
     """
     import tomlkit
     from tomlkit.exceptions import ParseError

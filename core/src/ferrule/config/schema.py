@@ -35,8 +35,9 @@ class PolicyConfig:
 class FilterConfig:
     """``[filter]``: what leaves the batch, each drop counted under its reason.
 
-    ``compact`` masks whole trajectories by their termination before grouping. ``drop_uniform`` drops groups whose advantages are all zero
-    (groups that an auxiliary loss still learns from are spared and carry only that loss)."""
+    ``compact`` masks whole trajectories by their termination before grouping. ``drop_uniform`` drops groups whose
+    advantages are all zero (groups that an auxiliary loss still learns from are spared and carry only that loss).
+    """
 
     compact: bool = False
     drop_uniform: bool = True
@@ -48,8 +49,8 @@ class RolloutConfig:
     """``[rollout]``: limits of one episode. None is no limit.
 
     ``max_steps`` counts model messages over the whole episode; ``max_prompt_tokens`` bounds the first prompt,
-    ``max_response_tokens`` all that follows it; ``timeout`` is in seconds. ``retries``: how often a failed episode is played again before it is dropped.
-    ``reward`` names the score that is the reward where a task records several.
+    ``max_response_tokens`` all that follows it; ``timeout`` is in seconds. ``retries``: how often a failed episode is
+    played again before it is dropped. ``reward`` names the score that is the reward where a task records several.
     """
 
     max_steps: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
@@ -65,9 +66,10 @@ class RolloutConfig:
 class SftConfig:
     """``[sft]``: supervised training before RL, on the task set's demonstrations.
 
-    The first round has ``min_steps``, those after it ``round_steps``. Goes on until at the end of a round the sampled reward on ``dev_split`` (``dev_tasks`` of them, once each) reaches ``target``, at most ``max_steps``;
-    without a target, ends after the first round.
-    The learning rate warms up over ``warmup`` steps; in every round it falls, to a twentieth, over the last ``decay`` of the round.
+    The first round has ``min_steps``, those after it ``round_steps``. Goes on until at the end of a round the sampled
+    reward on ``dev_split`` (``dev_tasks`` of them, once each) reaches ``target``, at most ``max_steps``; without a
+    target, ends after the first round. The learning rate warms up over ``warmup`` steps; in every round it falls, to
+    a twentieth, over the last ``decay`` of the round.
     """
 
     min_steps: int = attrs.field(default=300, validator=v.ge(1))
@@ -87,7 +89,9 @@ class SftConfig:
 
 @attrs.frozen
 class TrainConfig:
-    """``[train]``: RL. Each step plays ``group_size`` attempts at each of ``tasks_per_step`` tasks of ``split``, then takes one optimizer step."""
+    """``[train]``: RL. Each step plays ``group_size`` attempts at each of ``tasks_per_step`` tasks of ``split``,
+    then takes one optimizer step.
+    """
 
     steps: int = attrs.field(default=40, validator=v.ge(0))
     tasks_per_step: int = attrs.field(default=4, validator=v.ge(1))
@@ -99,7 +103,8 @@ class TrainConfig:
 
 @attrs.frozen
 class EvalConfig:
-    """``[eval]``: each task of ``split`` once per mode, before training, after SFT, every ``every`` RL steps (0: only first and last), and at the end.
+    """``[eval]``: each task of ``split`` once per mode, before training, after SFT, every ``every`` RL steps (0:
+    only first and last), and at the end.
 
     ``limit`` caps the tasks. ``sampled`` uses ``[sampling]`` at ``temperature``; ``greedy`` temperature 0.
     """
@@ -108,7 +113,9 @@ class EvalConfig:
     limit: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
     every: int = attrs.field(default=20, validator=v.ge(0))
     untrained: bool = True
-    modes: tuple[Literal["sampled", "greedy"], ...] = attrs.field(default=("sampled",), validator=[v.min_len(1), each_once])
+    modes: tuple[Literal["sampled", "greedy"], ...] = attrs.field(
+        default=("sampled",), validator=[v.min_len(1), each_once]
+    )
     temperature: float = attrs.field(default=1.0, validator=v.ge(0.0))
 
 
@@ -124,7 +131,8 @@ class SaveConfig:
 class RunConfig:
     """A whole configuration. Sections with ``use`` name a plugin; the keys beside it are that plugin's own.
 
-    ``runs`` is the folder of runs. ``required`` lists distributions that must be installed, as ``ferrule-loss-echo>=0.1``.
+    ``runs`` is the folder of runs. ``required`` lists distributions that must be installed, as
+    ``ferrule-loss-echo>=0.1``.
     """
 
     taskset: Use[Taskset]

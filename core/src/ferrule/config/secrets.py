@@ -7,13 +7,29 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "***"
-_WORDS = frozenset({
-    "apikey", "authorization", "credential", "credentials", "key", "keys", "passphrase", "passwd", "password", "passwords", "secret", "secrets", "token",
-})
+_WORDS = frozenset(
+    {
+        "apikey",
+        "authorization",
+        "credential",
+        "credentials",
+        "key",
+        "keys",
+        "passphrase",
+        "passwd",
+        "password",
+        "passwords",
+        "secret",
+        "secrets",
+        "token",
+    }
+)
 
 
 def is_secret(key: object) -> bool:
-    """Whether a key's name has ``key``, ``token``, ``secret``, ``password``, ``credentials`` or ``authorization`` among its words: ``api_key`` does, ``max_tokens`` does not."""
+    """Whether a key's name has ``key``, ``token``, ``secret``, ``password``, ``credentials`` or ``authorization``
+    among its words: ``api_key`` does, ``max_tokens`` does not.
+    """
     if not isinstance(key, str):
         return False
     words = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", key)

@@ -1,7 +1,8 @@
 """Plain data to attrs classes, field by field, keeping every mistake with its path.
 
-cattrs dispatches on types; the hooks here are strict (``"1.5"`` is no number, ``1`` is no truth value, ``inf`` is refused) and never stop at the
-first mistake. One :class:`Structurer` serves one load: it knows where it is in the data, and so where each value came from.
+cattrs dispatches on types; the hooks here are strict (``"1.5"`` is no number, ``1`` is no truth value, ``inf`` is
+refused) and never stop at the first mistake. One :class:`Structurer` serves one load: it knows where it is in the
+data, and so where each value came from.
 """
 
 from __future__ import annotations
@@ -48,10 +49,19 @@ class Chosen:
 
 
 class Structurer:
-    """*base* is the folder that relative paths of the file are below, *cwd* that of ``--set``; *sets* says which paths came from which ``--set``."""
+    """*base* is the folder that relative paths of the file are below, *cwd* that of ``--set``; *sets* says which
+    paths came from which ``--set``.
+    """
 
     def __init__(
-        self, registry: Registry, *, base: Path, cwd: Path, source: str, lines: Mapping[Place, int], sets: Mapping[Place, str]
+        self,
+        registry: Registry,
+        *,
+        base: Path,
+        cwd: Path,
+        source: str,
+        lines: Mapping[Place, int],
+        sets: Mapping[Place, str],
     ) -> None:
         self.registry, self.base, self.cwd = registry, base, cwd
         self.source, self.lines, self.sets = source, lines, sets
@@ -128,7 +138,9 @@ class Structurer:
         hints.resolve(cls)
         known = {field.alias or field.name: field for field in attrs.fields(cls) if field.init}
         bad = [
-            self.problem(f"unknown key{nearest(str(key), known)}", (*self.place, key)) for key in value if key not in known
+            self.problem(f"unknown key{nearest(str(key), known)}", (*self.place, key))
+            for key in value
+            if key not in known
         ]
         raw: dict[str, Any] = {}
         converted: dict[str, Any] = {}
@@ -142,7 +154,11 @@ class Structurer:
                     continue
                 try:
                     raw[key] = self._field(key, field, value[key])
-                    converted[key] = field.converter(raw[key]) if callable(field.converter) and not isinstance(field.converter, attrs.Converter) else raw[key]
+                    converted[key] = (
+                        field.converter(raw[key])
+                        if callable(field.converter) and not isinstance(field.converter, attrs.Converter)
+                        else raw[key]
+                    )
                 except Exception as error:
                     raw.pop(key, None)
                     bad += self._collect(error)
@@ -153,11 +169,18 @@ class Structurer:
         for arm in hints.arms(field.type):
             if hints.holds_tables(arm) and isinstance(value, Mapping):
                 raise self._wrong(f"this is a list of tables: write [[{key}]] for each, not [{key}]")
-            if (hints.is_use(arm) or hints.is_attrs(arm)) and isinstance(value, list) and all(isinstance(v, Mapping) for v in value) and value:
+            if (
+                (hints.is_use(arm) or hints.is_attrs(arm))
+                and isinstance(value, list)
+                and all(isinstance(v, Mapping) for v in value)
+                and value
+            ):
                 raise self._wrong(f"this is one table: write [{key}], not [[{key}]]")
         return self.structure(value, field.type)
 
-    def _validate(self, known: Mapping[str, attrs.Attribute[Any]], converted: dict[str, Any], raw: dict[str, Any]) -> list[Problem]:
+    def _validate(
+        self, known: Mapping[str, attrs.Attribute[Any]], converted: dict[str, Any], raw: dict[str, Any]
+    ) -> list[Problem]:
         """Run each field's validator on its own, so that one failure hides no other; *raw* loses what fails."""
         stand = types.SimpleNamespace()
         for key, field in known.items():
@@ -282,7 +305,9 @@ class Structurer:
                     return meant
             names = [option for option in options if isinstance(option, str)]
             near = nearest(value, names) if isinstance(value, str) else ""
-            raise self._wrong(f"expected one of {', '.join(map(repr, options))}, got {self._got(value)}{near if near.startswith('; did') else ''}")
+            raise self._wrong(
+                f"expected one of {', '.join(map(repr, options))}, got {self._got(value)}{near if near.startswith('; did') else ''}"
+            )
 
         return hook
 

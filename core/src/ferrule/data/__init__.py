@@ -7,7 +7,24 @@ from .rollout import Episode, Group, Segment, Step, Termination, Trajectory
 from .row import Mask, Row, TokenKind
 
 __all__ = [
-    "Checkpoint", "Episode", "Group", "Mask", "Message", "ModelSpec", "Objective", "OptimParams", "Row", "RunInfo",
-    "SamplingParams", "Segment", "Step", "StepOutput", "Termination", "TokenKind", "ToolCall", "ToolSpec",
-    "Trajectory", "derive_seed",
+    "Checkpoint",
+    "Episode",
+    "Group",
+    "Mask",
+    "Message",
+    "ModelSpec",
+    "Objective",
+    "OptimParams",
+    "Row",
+    "RunInfo",
+    "SamplingParams",
+    "Segment",
+    "Step",
+    "StepOutput",
+    "Termination",
+    "TokenKind",
+    "ToolCall",
+    "ToolSpec",
+    "Trajectory",
+    "derive_seed",
 ]

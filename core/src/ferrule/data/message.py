@@ -62,7 +62,11 @@ class Message:
             out["reasoning_content"] = self.reasoning
         if self.tool_calls:
             out["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments))}}
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments))},
+                }
                 for c in self.tool_calls
             ]
         if self.tool_call_id is not None:
@@ -90,6 +94,10 @@ class Message:
                 raise ValueError(f"arguments of the call of {function.get('name')!r} are not an object")
             calls.append(ToolCall(call.get("id") or f"call_{i}", function["name"], arguments))
         return cls(
-            wire["role"], content or "", wire.get("reasoning_content"), tuple(calls),  # type: ignore[arg-type]  # the converter's
-            wire.get("tool_call_id"), wire.get("name"),
+            wire["role"],
+            content or "",
+            wire.get("reasoning_content"),
+            tuple(calls),  # type: ignore[arg-type]  # the converter's
+            wire.get("tool_call_id"),
+            wire.get("name"),
         )

@@ -31,8 +31,8 @@ class SamplingParams:
 class OptimParams:
     """One optimizer step. ``name`` is ``adamw`` or another that the trainer lists in its ``optimizers``.
 
-    With ``muon`` (https://kellerjordan.github.io/posts/muon/) ``lr`` is for the hidden matrices, ``adamw_lr`` for all else.
-    ``max_grad_norm`` clips the global norm; 0 is off.
+    With ``muon`` (https://kellerjordan.github.io/posts/muon/) ``lr`` is for the hidden matrices, ``adamw_lr`` for all
+    else. ``max_grad_norm`` clips the global norm; 0 is off.
     """
 
     name: str = "adamw"
@@ -50,8 +50,9 @@ class OptimParams:
 class ModelSpec:
     """The model of a run.
 
-    ``path`` is a Hugging Face folder of weights, or a name that the trainer's service knows; None where the trainer makes the model from its own
-    section. ``tokenizer`` is a Hugging Face folder with the chat template; ``path`` where absent.
+    ``path`` is a Hugging Face folder of weights, or a name that the trainer's service knows; None where the trainer
+    makes the model from its own section. ``tokenizer`` is a Hugging Face folder with the chat template; ``path``
+    where absent.
     """
 
     path: str | None = None

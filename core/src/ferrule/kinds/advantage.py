@@ -48,7 +48,9 @@ class RewardBatch:
     def flat(self) -> NDArray[np.bool_]:
         if not len(self):
             return np.zeros(0, bool)
-        flat: NDArray[np.bool_] = np.maximum.reduceat(self.rewards, self.starts) == np.minimum.reduceat(self.rewards, self.starts)
+        flat: NDArray[np.bool_] = np.maximum.reduceat(self.rewards, self.starts) == np.minimum.reduceat(
+            self.rewards, self.starts
+        )
         return flat
 
     @cached_property

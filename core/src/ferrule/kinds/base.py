@@ -32,9 +32,9 @@ class Kind:
 class Plugin:
     """Base of every plugin class.
 
-    ``class Mine(ferrule.AuxLoss, name="mine")`` names it; defining a class registers nothing. ``Config`` is an attrs class
-    extending the base's ``Config``; the core structures a configuration section into it and passes it to the constructor.
-    Plugin instances compare by identity.
+    ``class Mine(ferrule.AuxLoss, name="mine")`` names it; defining a class registers nothing. ``Config`` is an attrs
+    class extending the base's ``Config``; the core structures a configuration section into it and passes it to the
+    constructor. Plugin instances compare by identity.
     """
 
     name: ClassVar[str] = ""

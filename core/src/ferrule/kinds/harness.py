@@ -24,7 +24,8 @@ class Harness(Plugin, abc.ABC):
     async def run(self, play: Play, rollout: Rollout) -> None:
         """Play until ``play.next_turn()`` answers None, or return early: the core then takes the result or cuts.
 
-        Limits (steps, tokens, time) arrive as RolloutCut from ``agent.reply``; let it pass. Any other exception fails the episode.
+        Limits (steps, tokens, time) arrive as RolloutCut from ``agent.reply``; let it pass. Any other exception fails
+        the episode.
         """
 
 

@@ -34,11 +34,12 @@ class LossContext:
 
 
 class AuxLoss(Plugin, abc.ABC):
-    """``coef · Agg_mask(w_t · (−log p(x_t)))``, where ``mask`` picks tokens, :meth:`weight` gives w and ``reduction`` is Agg.
+    """``coef · Agg_mask(w_t · (−log p(x_t)))``, where ``mask`` picks tokens, :meth:`weight` gives w and
+    ``reduction`` is Agg.
 
-    ``needs`` names capabilities of the trainer that the weight is computed from; a trainer that does not provide them is
-    refused when the configuration is checked. A sequence in ``reduction`` is a trajectory; only those with a token in
-    the mask count. An explicit ``coef = 0.0`` switches the loss off.
+    ``needs`` names capabilities of the trainer that the weight is computed from; a trainer that does not provide them
+    is refused when the configuration is checked. A sequence in ``reduction`` is a trajectory; only those with a token
+    in the mask count. An explicit ``coef = 0.0`` switches the loss off.
     """
 
     mask: ClassVar[Mask] = Mask.ACTION
@@ -54,7 +55,9 @@ class AuxLoss(Plugin, abc.ABC):
         """A scalar, or float32[T] of which only the tokens in the mask are read; finite; no gradient flows through it."""
 
     def tokens(self, row: Row) -> NDArray[np.bool_]:
-        """bool[T]: the tokens of *row* that this loss is over. The class's ``mask``, unless the subclass chooses by its config."""
+        """bool[T]: the tokens of *row* that this loss is over. The class's ``mask``, unless the subclass chooses by
+        its config.
+        """
         return self.mask.of(row.kind)
 
 

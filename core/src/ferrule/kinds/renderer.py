@@ -21,9 +21,10 @@ class Rendered:
     """Tokens and what each is.
 
     ids    int32[T]
-    kinds  uint8[T], a TokenKind each: ACTION for what the model would have sampled of an assistant message (its stop token
-           included), OBSERVATION for the content of every other message, SCAFFOLD for the rest. Never PROMPT: that a token lies
-           before the first sample is for the ledger to say.
+    kinds  uint8[T], a TokenKind each: ACTION for what the model would have sampled of an assistant message (its stop
+           token
+           included), OBSERVATION for the content of every other message, SCAFFOLD for the rest. Never PROMPT: that a
+           token lies before the first sample is for the ledger to say.
     spans  (start, stop) of each message
     opened blocks that the generation prompt leaves open (``think``)
     """
@@ -39,7 +40,9 @@ class Rendered:
 
 @attrs.frozen
 class NoBridge:
-    """The history cannot be extended by these messages: a new segment must start. ``reason`` is one word, ``detail`` a sentence."""
+    """The history cannot be extended by these messages: a new segment must start. ``reason`` is one word, ``detail``
+    a sentence.
+    """
 
     reason: str
     detail: str = ""
@@ -56,7 +59,8 @@ class Tail:
     index          how many messages came before it; roles: of the last of them, at most 8
     opened         blocks still open at the end of the completion
     tools          the tools that were offered
-    strippable     whether any earlier assistant message came with reasoning: a template may strip it when a user speaks again
+    strippable     whether any earlier assistant message came with reasoning: a template may strip it when a user
+                   speaks again
     """
 
     ids: NDArray[np.int32]
@@ -138,7 +142,9 @@ class Renderer(Plugin, abc.ABC):
 
     @abc.abstractmethod
     def parse(self, ids: NDArray[np.int32], tools: Sequence[ToolSpec] = (), *, opened: Sequence[str] = ()) -> Parsed:
-        """Read a completion, int32[T], stop token included where one was sampled. Arguments are read by the tool's schema. Never raises."""
+        """Read a completion, int32[T], stop token included where one was sampled. Arguments are read by the tool's
+        schema. Never raises.
+        """
 
     @abc.abstractmethod
     def decode(self, ids: NDArray[np.int32]) -> str:

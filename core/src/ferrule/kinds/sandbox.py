@@ -37,7 +37,9 @@ class SandboxSpec:
 
 @attrs.frozen
 class ExecResult:
-    """What a command left. ``stdout`` and ``stderr`` are bounded: head and tail, with a line that says how much was dropped."""
+    """What a command left. ``stdout`` and ``stderr`` are bounded: head and tail, with a line that says how much was
+    dropped.
+    """
 
     stdout: str
     stderr: str
@@ -66,8 +68,8 @@ class Sandbox(abc.ABC):
     ) -> ExecResult:
         """Run *command* by ``bash -c`` (``sh -c`` where there is no bash).
 
-        Relative *cwd* is below the spec's workdir. ``user`` is ``agent`` (default) or ``root``: what a verifier runs as; its files are out of
-        the agent's reach. Raises CommandTimeout, SandboxError where the sandbox died.
+        Relative *cwd* is below the spec's workdir. ``user`` is ``agent`` (default) or ``root``: what a verifier runs
+        as; its files are out of the agent's reach. Raises CommandTimeout, SandboxError where the sandbox died.
         """
 
     @abc.abstractmethod
@@ -95,15 +97,20 @@ class SandboxBackend(Plugin, abc.ABC):
     """Makes sandboxes of one sort."""
 
     provides: ClassVar[frozenset[str]] = frozenset()
-    """``isolation``: what runs inside cannot read or change what is outside. ``users``: a verifier's files are safe from the agent.
-    ``limits``: memory and cpus are enforced. ``images``: boots images."""
+    """``isolation``: what runs inside cannot read or change what is outside. ``users``: a verifier's files are safe
+    from the agent. ``limits``: memory and cpus are enforced. ``images``: boots images.
+    """
 
     async def start(self, run: RunInfo) -> None:
-        """Called once, before the first sandbox. Raises SandboxError with what to install where the backend cannot work here."""
+        """Called once, before the first sandbox. Raises SandboxError with what to install where the backend cannot
+        work here.
+        """
 
     @abc.abstractmethod
     async def create(self, spec: SandboxSpec, *, label: str = "") -> Sandbox:
-        """A ready sandbox, registered under the run so that :meth:`sweep` finds it. Cancelling leaks nothing. *label* is for people."""
+        """A ready sandbox, registered under the run so that :meth:`sweep` finds it. Cancelling leaks nothing.
+        *label* is for people.
+        """
 
     async def close(self) -> None:
         """Close every sandbox that is still alive."""
@@ -111,7 +118,9 @@ class SandboxBackend(Plugin, abc.ABC):
     @classmethod
     @abc.abstractmethod
     async def sweep(cls, run_id: str | None = None) -> list[str]:
-        """Remove what killed runs left behind on this machine (of *run_id*, or of any run that is dead); the names of what was removed."""
+        """Remove what killed runs left behind on this machine (of *run_id*, or of any run that is dead); the names
+        of what was removed.
+        """
 
 
 class SandboxSpecs:

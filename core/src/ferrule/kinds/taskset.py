@@ -40,7 +40,8 @@ class TaskRun(abc.ABC):
 
     @abc.abstractmethod
     async def call(self, call: ToolCall) -> str:
-        """Run one tool (known to the turn, arguments an object); its answer as text. ToolError: a refusal, answered to the model.
+        """Run one tool (known to the turn, arguments an object); its answer as text. ToolError: a refusal, answered
+        to the model.
 
         Any other exception is a failing tool, also answered to the model; only EpisodeFailed ends the run.
         """
@@ -50,7 +51,9 @@ class TaskRun(abc.ABC):
 
     @abc.abstractmethod
     async def score(self) -> Mapping[str, float]:
-        """Verify what there is, once, at the end or where the rollout was cut: finite scores by name. Raises EpisodeFailed where that fails."""
+        """Verify what there is, once, at the end or where the rollout was cut: finite scores by name. Raises
+        EpisodeFailed where that fails.
+        """
 
     async def close(self) -> None:
         """Free what the attempt holds (its sandbox is the core's to close). Called exactly once, whatever happened."""
@@ -62,7 +65,9 @@ class Task(abc.ABC):
     id: str
     metadata: Mapping[str, Any]
     score_names: tuple[str, ...]
-    """The scores that :meth:`TaskRun.score` will give, by name; empty where the task makes no reward, which is refused at check time."""
+    """The scores that :meth:`TaskRun.score` will give, by name; empty where the task makes no reward, which is
+    refused at check time.
+    """
 
     sandbox: SandboxSpec | None = None
     """What sandbox each attempt needs; the core makes it and closes it."""
@@ -76,7 +81,9 @@ class Task(abc.ABC):
 
 
 class Taskset(Plugin, abc.ABC):
-    """A set of tasks in named splits. Construction reads what it needs and raises FerruleError where it is not there or wrong."""
+    """A set of tasks in named splits. Construction reads what it needs and raises FerruleError where it is not there
+    or wrong.
+    """
 
     @property
     @abc.abstractmethod
@@ -85,10 +92,14 @@ class Taskset(Plugin, abc.ABC):
 
     @abc.abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of *split* (``all``: of every split), in a stable order with unique ids. FerruleError, naming the splits, for an unknown one."""
+        """The tasks of *split* (``all``: of every split), in a stable order with unique ids. FerruleError, naming
+        the splits, for an unknown one.
+        """
 
     def demonstrations(self, split: str, count: int, seed: int) -> Sequence[Demonstration]:
-        """*count* demonstrations on tasks of *split* (all there are where *count* is 0), a function of *seed* alone. None recorded: empty."""
+        """*count* demonstrations on tasks of *split* (all there are where *count* is 0), a function of *seed* alone.
+        None recorded: empty.
+        """
         return ()
 
     async def start(self, run: RunInfo) -> None:

@@ -52,15 +52,20 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def open(self, key: str, *, seed: int) -> AbstractAsyncContextManager[SamplerSession]:
-        """A session named *key*. Its randomness is a function of *seed*, the number of the request in the session, and the token's position alone."""
+        """A session named *key*. Its randomness is a function of *seed*, the number of the request in the session,
+        and the token's position alone.
+        """
 
 
 class Trainer(Plugin, abc.ABC):
-    """Real training of one model. Methods are awaited one at a time, except sampling, which runs in many sessions at once."""
+    """Real training of one model. Methods are awaited one at a time, except sampling, which runs in many sessions at
+    once.
+    """
 
     provides: ClassVar[frozenset[str]] = frozenset()
-    """What it can do beyond policy losses that know only advantages: ``logprobs`` (forward), ``token_weights``, ``cross_entropy`` terms
-    beside a policy loss, ``kl``, ``entropy``, ``entropy_grad``, ``torch_loss``."""
+    """What it can do beyond policy losses that know only advantages: ``logprobs`` (forward), ``token_weights``,
+    ``cross_entropy`` terms beside a policy loss, ``kl``, ``entropy``, ``entropy_grad``, ``torch_loss``.
+    """
 
     policy_losses: ClassVar[frozenset[str]] = frozenset()
     optimizers: ClassVar[frozenset[str]] = frozenset({"adamw"})
@@ -108,7 +113,9 @@ class Trainer(Plugin, abc.ABC):
         """Go on from *checkpoint*, bit for bit. Raises CheckpointError where it is incomplete or of another model."""
 
     async def export(self, path: str) -> None:
-        """Write the weights as a Hugging Face folder that others load. Raises TrainerError where the trainer has no weights at hand."""
+        """Write the weights as a Hugging Face folder that others load. Raises TrainerError where the trainer has no
+        weights at hand.
+        """
         from ..errors import TrainerError
 
         raise TrainerError(f"trainer {self.name!r} cannot export weights to {path}")

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from .registry import default_registry as default_registry
 
 _HOMES = {
-    "Candidate": "discovery", "Dist": "discovery", "Finding": "discovery", "Observers": "observers", "Ref": "references",
-    "Registry": "registry", "default_registry": "registry",
+    "Candidate": "discovery",
+    "Dist": "discovery",
+    "Finding": "discovery",
+    "Observers": "observers",
+    "Ref": "references",
+    "Registry": "registry",
+    "default_registry": "registry",
 }
 
 __all__ = sorted(_HOMES)

@@ -25,7 +25,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _slips(written: str, meant: str) -> int:
-    """How many slips of the hand lie between the two: a letter too many, too few or wrong, or two swapped (optimal string alignment)."""
+    """How many slips of the hand lie between the two: a letter too many, too few or wrong, or two swapped (optimal
+    string alignment).
+    """
     before, last = [0] * (len(meant) + 1), list(range(len(meant) + 1))
     for i, a in enumerate(written, 1):
         row = [i]
@@ -65,7 +67,9 @@ def check_class(kind: Kind, found: Any, origin: str) -> type:
     oldest = max(1, kind.api - 1)
     if type(api) is not int or not oldest <= api <= kind.api:
         supported = str(kind.api) if oldest == kind.api else f"{oldest} and {kind.api}"
-        raise PluginError(f"{origin} is written for version {api!r} of the {kind.name} contract; this core supports {supported}")
+        raise PluginError(
+            f"{origin} is written for version {api!r} of the {kind.name} contract; this core supports {supported}"
+        )
     if inspect.isabstract(found):
         missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise PluginError(f"{origin} is not finished: it does not define {missing}")
@@ -88,7 +92,9 @@ def _check_loss(found: Any, origin: str) -> None:
             f"{origin}: its reduction must be one of {', '.join(map(repr, reductions))}, not {reduction!r:.80}"
         )
     if not isinstance(needs, set | frozenset | tuple | list) or not all(isinstance(need, str) for need in needs):
-        raise PluginError(f"{origin}: its needs must be a set of names, as frozenset({{'logprobs'}}), not {needs!r:.80}")
+        raise PluginError(
+            f"{origin}: its needs must be a set of names, as frozenset({{'logprobs'}}), not {needs!r:.80}"
+        )
 
 
 def _what(found: type) -> str:

@@ -78,14 +78,12 @@ class Finding:
     message: str
 
 
-def discover(
-    groups: Mapping[str, str], path: Sequence[str] | None = None
-) -> tuple[list[Candidate], list[Finding]]:
+def discover(groups: Mapping[str, str], path: Sequence[str] | None = None) -> tuple[list[Candidate], list[Finding]]:
     """Every entry point in *groups* (entry-point group → kind), of the distributions on *path* (default: ``sys.path``).
 
-    A distribution found more than once counts once: metadata of an installer goes before a build's ``egg-info``, then the
-    order of the path decides, as it does for imports, and in one folder the newest version; an empty folder never counts.
-    Each such choice is a :class:`Finding`.
+    A distribution found more than once counts once: metadata of an installer goes before a build's ``egg-info``, then
+    the order of the path decides, as it does for imports, and in one folder the newest version; an empty folder never
+    counts. Each such choice is a :class:`Finding`.
     """
     import importlib_metadata
 
@@ -126,8 +124,11 @@ def _choose(copies: Sequence[Dist]) -> tuple[Dist | None, list[Finding]]:
     if len(copies) == 1 and copies[0].complete:
         return copies[0], []
     whole = [dist for dist in copies if dist.complete]
-    empty = [Finding(d.key, d.location, "a folder without metadata, left by a broken uninstall; it was passed over")
-             for d in copies if not d.complete]
+    empty = [
+        Finding(d.key, d.location, "a folder without metadata, left by a broken uninstall; it was passed over")
+        for d in copies
+        if not d.complete
+    ]
     if not whole:
         return None, empty
     folders: dict[str, int] = {}
@@ -141,7 +142,8 @@ def _choose(copies: Sequence[Dist]) -> tuple[Dist | None, list[Finding]]:
     chosen = max((dist for dist in whole if rank(dist) == best), key=lambda dist: _version(dist.version))
     others = [
         Finding(d.name, d.location, f"another copy, {d.version}; {chosen.version} at {chosen.location} was taken")
-        for d in whole if d is not chosen
+        for d in whole
+        if d is not chosen
     ]
     return chosen, empty + others
 
@@ -158,8 +160,8 @@ def _version(text: str) -> Any:
 def switched_off(candidate: Candidate, environ: Mapping[str, str]) -> str | None:
     """The environment variable that switches *candidate* off, or None.
 
-    ``FERRULE_PLUGINS`` keeps only what it lists (``none``: nothing), ``FERRULE_DISABLE`` leaves out what it lists; a list holds names of
-    plugins, of distributions, or ``name@distribution``, between commas.
+    ``FERRULE_PLUGINS`` keeps only what it lists (``none``: nothing), ``FERRULE_DISABLE`` leaves out what it lists; a
+    list holds names of plugins, of distributions, or ``name@distribution``, between commas.
     """
     names = {norm(candidate.name), norm(candidate.dist.key), f"{norm(candidate.name)}@{norm(candidate.dist.key)}"}
     only = environ.get("FERRULE_PLUGINS")

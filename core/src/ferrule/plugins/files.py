@@ -72,7 +72,9 @@ def _refusal(path: Path, imported: str, line: int) -> str:
 
 
 def sibling_import(path: Path, source: bytes) -> tuple[str, int] | None:
-    """The first import of *source* that only a file beside *path* can answer, with its line; None where it stands alone."""
+    """The first import of *source* that only a file beside *path* can answer, with its line; None where it stands
+    alone.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -16,7 +16,9 @@ from .compat import nearest
 
 log = get_logger("ferrule.observers")
 
-_SPECS = {name: inspect.signature(getattr(ObserverSpecs, name)) for name in dir(ObserverSpecs) if name.startswith("ferrule_")}
+_SPECS = {
+    name: inspect.signature(getattr(ObserverSpecs, name)) for name in dir(ObserverSpecs) if name.startswith("ferrule_")
+}
 
 
 def _implementations(cls: type) -> dict[str, dict[str, Any]]:
@@ -56,7 +58,9 @@ def check_observer(cls: type, origin: str) -> None:
 
 
 class _Guard:
-    """What pluggy is given in an observer's place: its hooks, each of which logs what it raises instead of passing it on."""
+    """What pluggy is given in an observer's place: its hooks, each of which logs what it raises instead of passing it
+    on.
+    """
 
     def __init__(self, observer: Observer, label: str) -> None:
         self._hooks = {
@@ -75,7 +79,9 @@ def _guarded(hook: Callable[..., Any], label: str, name: str) -> Callable[..., A
         try:
             return hook(*args, **kwargs)
         except (Exception, SystemExit) as error:
-            log.error("observer_failed", observer=label, hook=name, error=f"{type(error).__name__}: {error}", exc_info=error)
+            log.error(
+                "observer_failed", observer=label, hook=name, error=f"{type(error).__name__}: {error}", exc_info=error
+            )
             return None
 
     return call
@@ -96,7 +102,9 @@ class Observers:
 
     @classmethod
     def make(cls, uses: Iterable[Any]) -> Observers:
-        """Construct the observers of a configuration (``RunConfig.observers``). PluginError naming the one that cannot be."""
+        """Construct the observers of a configuration (``RunConfig.observers``). PluginError naming the one that cannot
+        be.
+        """
         made = []
         for use in uses:
             try:
@@ -104,11 +112,15 @@ class Observers:
             except FerruleError:
                 raise
             except (Exception, SystemExit) as error:
-                raise PluginError(f"observer {use.ref!r} could not be started: {type(error).__name__}: {error}") from error
+                raise PluginError(
+                    f"observer {use.ref!r} could not be started: {type(error).__name__}: {error}"
+                ) from error
         return cls(made)
 
     def call(self, hook: str, **kwargs: Any) -> None:
-        """Tell every observer; *hook* with or without ``ferrule_`` before it. An exception in one is logged with its name, and the others are told."""
+        """Tell every observer; *hook* with or without ``ferrule_`` before it. An exception in one is logged with its
+        name, and the others are told.
+        """
         name = hook if hook.startswith("ferrule_") else f"ferrule_{hook}"
         if name not in _SPECS:
             raise ValueError(f"there is no hook {name!r}{nearest(name, _SPECS)}")

@@ -46,14 +46,18 @@ def direct(kind: str, text: str, base: Path, sha256: str | None = None) -> Ref |
             raise PluginError(f"{kind} {text!r}: say which class of the file: {text}:Class")
         return None
     if not left or not all(part.isidentifier() for part in attribute.split(".")):
-        raise PluginError(f"{kind} {text!r} is no reference: write name, name@distribution, package.module:Class or file.py:Class")
+        raise PluginError(
+            f"{kind} {text!r} is no reference: write name, name@distribution, package.module:Class or file.py:Class"
+        )
     if left.endswith(".py") or "/" in left or "\\" in left:
         return Ref(kind, text, file=(base / Path(left).expanduser()).absolute(), attribute=attribute, sha256=sha256)
     return Ref(kind, text, module=left, attribute=attribute)
 
 
 def load(ref: Ref) -> Any:
-    """Import what *ref* names. Everything that goes wrong in the plugin, ``SystemExit`` included, becomes a PluginError."""
+    """Import what *ref* names. Everything that goes wrong in the plugin, ``SystemExit`` included, becomes a
+    PluginError.
+    """
     if ref.candidate is not None:
         return _load_candidate(ref, ref.candidate)
     if ref.file is not None:
@@ -99,7 +103,11 @@ def _attribute(ref: Ref, module: Any, attribute: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            classes = [name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+            classes = [
+                name
+                for name, value in vars(module).items()
+                if isinstance(value, type) and value.__module__ == module.__name__
+            ]
             raise PluginError(f"{ref.origin}: there is no {attribute!r} in it{nearest(attribute, classes)}") from None
     return found
 

@@ -29,9 +29,11 @@ OBSERVER = Kind("observer", HOOKS, Observer, ObserverSpecs)
 
 
 class Stub:
-    """Stands for one candidate (or, with None, for the module and file references of a kind) and imports on its match alone.
+    """Stands for one candidate (or, with None, for the module and file references of a kind) and imports on its
+    match alone.
 
-    ``__dir__`` shows pluggy the one hook: it looks at every attribute otherwise, which costs a start-up with hundreds of stubs dearly.
+    ``__dir__`` shows pluggy the one hook: it looks at every attribute otherwise, which costs a start-up with hundreds
+    of stubs dearly.
     """
 
     __slots__ = ("candidate",)
@@ -53,7 +55,9 @@ def _stub_class(kind: Kind) -> type[Stub]:
 
     implementation.__name__ = kind.hook
     implementation.__qualname__ = f"{kind.name.title()}Stub.{kind.hook}"
-    return type(f"{kind.name.title()}Stub", (Stub,), {"__slots__": (), "hook": kind.hook, kind.hook: hookimpl(implementation)})
+    return type(
+        f"{kind.name.title()}Stub", (Stub,), {"__slots__": (), "hook": kind.hook, kind.hook: hookimpl(implementation)}
+    )
 
 
 class _Hooks(pluggy.PluginManager):
@@ -92,11 +96,15 @@ class Loaded:
 class Registry:
     """What is installed, indexed; :meth:`resolve` imports what a configuration names and nothing else.
 
-    ``findings`` tells what was odd among the metadata, ``disabled`` which candidates the environment switched off, and by what.
+    ``findings`` tells what was odd among the metadata, ``disabled`` which candidates the environment switched off,
+    and by what.
     """
 
     def __init__(
-        self, candidates: Iterable[Candidate], findings: Iterable[Finding] = (), environ: Mapping[str, str] | None = None
+        self,
+        candidates: Iterable[Candidate],
+        findings: Iterable[Finding] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         environ = os.environ if environ is None else environ
         self.kinds: dict[str, Kind] = {**KINDS, OBSERVER.name: OBSERVER}
@@ -118,7 +126,10 @@ class Registry:
             same = self._index.setdefault((candidate.kind, norm(candidate.name)), [])
             same.append(candidate)
             if candidate.kind in stubs:
-                self.hooks.register(stubs[candidate.kind](candidate), f"{candidate.dist.key}:{candidate.kind}:{candidate.name}:{len(same)}")
+                self.hooks.register(
+                    stubs[candidate.kind](candidate),
+                    f"{candidate.dist.key}:{candidate.kind}:{candidate.name}:{len(same)}",
+                )
 
     @classmethod
     def discover(cls, path: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Registry:
@@ -149,7 +160,8 @@ class Registry:
     def resolve(self, kind: str, text: str, base: Path | None = None, *, sha256: str | None = None) -> type:
         """The class that *text* names for *kind*, imported and checked against the kind's contract.
 
-        *sha256* is what a class from a file must hash to, where the reference came from another process. Raises PluginError.
+        *sha256* is what a class from a file must hash to, where the reference came from another process. Raises
+        PluginError.
         """
         ref = self.find(kind, text, Path.cwd() if base is None else Path(base), sha256)
         if kind == OBSERVER.name:
@@ -166,7 +178,9 @@ class Registry:
             check_observer(cls, ref.origin)
         self._record(ref, cls)
         for finding in self.about(ref):
-            log.warning("odd_metadata", distribution=finding.distribution, location=finding.location, message=finding.message)
+            log.warning(
+                "odd_metadata", distribution=finding.distribution, location=finding.location, message=finding.message
+            )
         return cls
 
     def about(self, ref: Ref) -> list[Finding]:
@@ -175,8 +189,9 @@ class Registry:
         return [finding for finding in self.findings if norm(finding.distribution) == key]
 
     def manifest(self) -> list[dict[str, Any]]:
-        """What was loaded so far: ``reference``, ``kind``, ``class``, ``distribution``, ``version``, ``file``, and the ``sha256`` of that file or
-        of all of its package's Python files."""
+        """What was loaded so far: ``reference``, ``kind``, ``class``, ``distribution``, ``version``, ``file``, and
+        the ``sha256`` of that file or of all of its package's Python files.
+        """
         return [
             {
                 "reference": item.reference,
@@ -215,7 +230,9 @@ class Registry:
             raise PluginError(self._unknown(kind, text, name, distribution))
         if len({c.dist.key for c in found}) == 1:
             values = " and ".join(c.value for c in found)
-            raise PluginError(f"{found[0].dist} offers {kind} {name!r} more than once: {values}; name one as package.module:Class")
+            raise PluginError(
+                f"{found[0].dist} offers {kind} {name!r} more than once: {values}; name one as package.module:Class"
+            )
         raise PluginError(
             f"more than one distribution offers {kind} {text!r}: {', '.join(str(c.dist) for c in found)}; "
             f"write {' or '.join(repr(c.spelling) for c in found)}"
@@ -248,7 +265,9 @@ class Registry:
             digest = files_digest(ref.file)
             before = self._files.setdefault(ref.file, digest)
             if before != digest:
-                raise PluginError(f"{ref.origin}: {ref.file} has changed since it was loaded (sha256 {before[:12]}, now {digest[:12]}); start again")
+                raise PluginError(
+                    f"{ref.origin}: {ref.file} has changed since it was loaded (sha256 {before[:12]}, now {digest[:12]}); start again"
+                )
             file: str | None = str(ref.file)
         else:
             file = getattr(sys.modules.get(cls.__module__), "__file__", None)
@@ -263,7 +282,9 @@ def files_digest(path: Path) -> str:
 
 
 def module_digest(name: str) -> str:
-    """The sha256 of a module's file or, where it belongs to a package, of all Python files of the package; empty where there are none."""
+    """The sha256 of a module's file or, where it belongs to a package, of all Python files of the package; empty
+    where there are none.
+    """
     top, module = (getattr(sys.modules.get(part), "__file__", None) for part in (name.partition(".")[0], name))
     if module is None or not Path(module).is_file():
         return ""

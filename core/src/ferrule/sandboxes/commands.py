@@ -37,7 +37,9 @@ async def settle(awaitable: Awaitable[T]) -> T:
 
 
 class _Pipe:
-    """The reading end of one of a command's outputs. It is always drained; what comes after :meth:`forget` is thrown away."""
+    """The reading end of one of a command's outputs. It is always drained; what comes after :meth:`forget` is thrown
+    away.
+    """
 
     def __init__(self, fd: int, limit: int, ended: Callable[[_Pipe], None]) -> None:
         os.set_blocking(fd, False)
@@ -82,7 +84,9 @@ class RunningCommand(abc.ABC):
 
     @abc.abstractmethod
     async def wait(self) -> int:
-        """Its exit code, the shell's way: 128 + n after signal n. May be cancelled and called again. SandboxError where it is lost."""
+        """Its exit code, the shell's way: 128 + n after signal n. May be cancelled and called again. SandboxError
+        where it is lost.
+        """
 
     @abc.abstractmethod
     def kill(self) -> None:
@@ -131,7 +135,13 @@ class Commands:
         def start(stdout: int, stderr: int) -> RunningCommand:
             try:
                 process = subprocess.Popen(
-                    list(argv), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, bufsize=0, env=dict(env), cwd=cwd,
+                    list(argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    bufsize=0,
+                    env=dict(env),
+                    cwd=cwd,
                     start_new_session=True,
                 )
             except OSError as error:
@@ -150,7 +160,8 @@ class Commands:
     ) -> ExecResult:
         """Follow the command that *start* starts, given the descriptors of its stdout and stderr, to its end.
 
-        The descriptors are closed here once it is started or, with ``keep_open``, once it has ended. Raises as :meth:`run`.
+        The descriptors are closed here once it is started or, with ``keep_open``, once it has ended. Raises as
+        :meth:`run`.
         """
         pipes, inner = [], []
         for _ in range(2):

@@ -51,7 +51,9 @@ class FileView:
         self.root, self.mounts, self.owner = root, dict(mounts or {}), owner
 
     def read(self, path: str, limit: int = 256 << 20) -> bytes:
-        """The bytes of a regular file. OSError (EFBIG) beyond *limit* bytes; FileNotFoundError, IsADirectoryError, PermissionError."""
+        """The bytes of a regular file. OSError (EFBIG) beyond *limit* bytes; FileNotFoundError, IsADirectoryError,
+        PermissionError.
+        """
         folder, name, _ = self._locate(path, make=False, follow=True)
         try:
             # non-blocking, or a named pipe would hold this process for ever

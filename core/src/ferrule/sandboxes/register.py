@@ -92,7 +92,9 @@ class SandboxRegister:
         return found
 
     def left_behind(self, run: str | None = None) -> list[RegisterEntry]:
-        """The sandboxes whose owner is dead, of *run* only where it is given. What a living process owns is never among them."""
+        """The sandboxes whose owner is dead, of *run* only where it is given. What a living process owns is never
+        among them.
+        """
         return [entry for entry in self.entries() if (run is None or entry.run == run) and not entry.alive]
 
 

@@ -128,9 +128,7 @@ class Index:
 
     def known(self, run: str, file: str) -> set[int]:
         """Offsets of *file* that are in the index."""
-        return {
-            row[0] for row in self._execute("SELECT offset FROM episodes WHERE run = ? AND file = ?", (run, file))
-        }
+        return {row[0] for row in self._execute("SELECT offset FROM episodes WHERE run = ? AND file = ?", (run, file))}
 
     def forget(self, run: str, file: str, offset: int) -> None:
         """Drop the rows of *file* at and after *offset*, whose lines were moved away."""

@@ -26,7 +26,9 @@ def manifest(loaded: Loaded) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is no longer as it was when the run began: Ferrule, Python, and each plugin, by its version or else its hash."""
+    """What is no longer as it was when the run began: Ferrule, Python, and each plugin, by its version or else its
+    hash.
+    """
     out = [
         f"{name} is {now[key]}, and was {before[key]} when the run began"
         for key, name in (("ferrule", "Ferrule"), ("python", "Python"))

@@ -63,7 +63,9 @@ def evaluated(mode: str, episodes: Sequence[Episode], meant: int) -> dict[str, f
 
 
 class Running:
-    """Figures of episodes while they come in, each at the same cost: ``accuracy`` over all, ``reward`` over those that have one."""
+    """Figures of episodes while they come in, each at the same cost: ``accuracy`` over all, ``reward`` over those
+    that have one.
+    """
 
     def __init__(self) -> None:
         self._episodes = self._rewarded = 0

@@ -13,7 +13,8 @@ class Summary:
     """The end of a run.
 
     status    ``done``, ``stopped`` (by a signal; it can be resumed) or ``failed``
-    evals     one table of metrics per evaluation: ``label`` (``untrained``, ``step-20``), ``step``, and the metrics by name
+    evals     one table of metrics per evaluation: ``label`` (``untrained``, ``step-20``), ``step``, and the metrics
+              by name
     dropped   trajectories that were not learned from, and failed episodes of evaluations, by reason, over the whole run
     skipped   optimizer steps that were not taken, by reason
     warnings  what the reader should know

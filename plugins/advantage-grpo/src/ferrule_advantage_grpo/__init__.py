@@ -19,8 +19,8 @@ __all__ = ["Grpo"]
 class Grpo(ferrule.Advantage, name="grpo"):
     """A = (r − mean) / (std + eps), per group: outcome supervision in GRPO (arXiv 2402.03300, section 4.1.2).
 
-    With ``scale = "none"``, A = r − mean, as in Dr. GRPO (arXiv 2503.20783, section 3.2), which leaves out the division because it
-    weighs groups by how easy or hard they are.
+    With ``scale = "none"``, A = r − mean, as in Dr. GRPO (arXiv 2503.20783, section 3.2), which leaves out the
+    division because it weighs groups by how easy or hard they are.
 
     A group whose rewards are all equal gives exactly 0, and so does a group of one unless ``singleton = "reward"``.
     """

@@ -20,8 +20,8 @@ class Prpo(ferrule.Advantage, name="prpo"):
     """A = (r − batch mean) / (batch std + eps), over all trajectories of the role.
 
     Introduced by the rLLM project for continual learning with one attempt per task
-    (https://rllm-project.com/post.html?post=continual_learning.md). The standard deviation is the population's. A batch whose rewards
-    are all equal gives exactly 0.
+    (https://rllm-project.com/post.html?post=continual_learning.md). The standard deviation is the population's. A
+    batch whose rewards are all equal gives exactly 0.
     """
 
     @attrs.frozen

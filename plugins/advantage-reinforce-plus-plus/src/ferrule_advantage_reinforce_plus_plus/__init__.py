@@ -17,10 +17,12 @@ __all__ = ["ReinforcePlusPlusBaseline"]
 
 
 class ReinforcePlusPlusBaseline(ferrule.Advantage, name="reinforce_plus_plus_baseline"):
-    """A = (r − group mean) / (std of all centred rewards of the role + eps) (arXiv 2501.03262, the variant with baseline).
+    """A = (r − group mean) / (std of all centred rewards of the role + eps) (arXiv 2501.03262, the variant with
+    baseline).
 
-    The scale is one for all groups, so a group with a small spread stays small, where GRPO would blow it up. The standard deviation is
-    the population's. A group whose rewards are all equal gives exactly 0, and so does a group of one unless ``singleton = "reward"``.
+    The scale is one for all groups, so a group with a small spread stays small, where GRPO would blow it up. The
+    standard deviation is the population's. A group whose rewards are all equal gives exactly 0, and so does a group
+    of one unless ``singleton = "reward"``.
     """
 
     group_baseline = True

@@ -19,8 +19,9 @@ __all__ = ["Echo"]
 class Echo(ferrule.AuxLoss, name="echo"):
     """Cross-entropy on the tokens that the environment answered (arXiv 2605.24517).
 
-    Per trajectory (1/|O|) Σ_{t∈O} −log p(x_t), then the mean over the trajectories with |O| > 0, times ``coef``. O is the content of
-    what the environment answered after the first sample; the initial prompt is never in it, so a single-turn rollout adds nothing.
+    Per trajectory (1/|O|) Σ_{t∈O} −log p(x_t), then the mean over the trajectories with |O| > 0, times ``coef``. O is
+    the content of what the environment answered after the first sample; the initial prompt is never in it, so a
+    single-turn rollout adds nothing.
     """
 
     mask = ferrule.Mask.OBSERVATION

@@ -16,8 +16,9 @@ import ferrule
 class RewardPlot(ferrule.Observer, name="plot"):
     """Keeps the reward curves of a run and draws them to ``<run>/<file>``, and to the terminal when the run ends.
 
-    A curve of one point is no plot: the terminal is then told only where the file is. It reads ``reward/<role>/mean`` of the stage ``train`` and ``eval/<mode>/reward`` of the stage ``eval``. A resumed run
-    starts from the curves that the run's ``metrics.jsonl`` already holds.
+    A curve of one point is no plot: the terminal is then told only where the file is. It reads ``reward/<role>/mean``
+    of the stage ``train`` and ``eval/<mode>/reward`` of the stage ``eval``. A resumed run starts from the curves that
+    the run's ``metrics.jsonl`` already holds.
     """
 
     @attrs.frozen
@@ -87,7 +88,8 @@ class RewardPlot(ferrule.Observer, name="plot"):
         import plotille
 
         figure = plotille.Figure()
-        # What lies on the upper edge of the limits is not drawn, so there is one row and one column more than the axes need.
+        # What lies on the upper edge of the limits is not drawn, so there is one row and one column more than the axes
+        # need.
         figure.width, figure.height = 61, 11
         figure.origin = False
         figure.color_mode = "names"

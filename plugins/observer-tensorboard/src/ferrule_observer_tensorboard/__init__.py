@@ -12,7 +12,9 @@ import ferrule
 
 
 class TensorBoard(ferrule.Observer, name="tensorboard"):
-    """Writes under ``<run>/<folder>/<stage>``. A metric that is not finite is left out: TensorBoard's plots break on it."""
+    """Writes under ``<run>/<folder>/<stage>``. A metric that is not finite is left out: TensorBoard's plots break on
+    it.
+    """
 
     @attrs.frozen
     class Config(ferrule.Observer.Config):

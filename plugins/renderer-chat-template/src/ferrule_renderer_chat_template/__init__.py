@@ -32,14 +32,16 @@ __all__ = ["ChatTemplateRenderer"]
 class ChatTemplateRenderer(Renderer, name="chat_template"):
     """Renders with the chat template in the tokenizer's folder, or another given in its place.
 
-    Text from outside (system, user and tool messages, tool declarations) is encoded literally: a control token's text in it stays text.
+    Text from outside (system, user and tool messages, tool declarations) is encoded literally: a control token's text
+    in it stays text.
     """
 
     @attrs.frozen
     class Config(Renderer.Config):
-        """``template``: a Jinja file to use in place of the tokenizer's own. ``template_args``: variables that the template
-        reads (``enable_thinking = false``). ``keep_thinking``: extend a history even where the template would strip earlier
-        thinking from it, so that it all stays in view."""
+        """``template``: a Jinja file to use in place of the tokenizer's own. ``template_args``: variables that the
+        template reads (``enable_thinking = false``). ``keep_thinking``: extend a history even where the template
+        would strip earlier thinking from it, so that it all stays in view.
+        """
 
         template: Path | None = attrs.field(default=None, validator=existing)
         template_args: Mapping[str, Any] = attrs.field(factory=dict)
@@ -53,7 +55,9 @@ class ChatTemplateRenderer(Renderer, name="chat_template"):
         self.stop_ids = self._parts.grammar.stop_ids
         self.vocab_size = self._parts.vocab_size
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool = True) -> Rendered:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool = True
+    ) -> Rendered:
         from .loading import REFUSALS
 
         if not messages:

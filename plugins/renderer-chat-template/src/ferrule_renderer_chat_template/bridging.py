@@ -1,4 +1,6 @@
-"""What new messages add to a conversation: found once per shape by rendering a short probe, then put together from its framing."""
+"""What new messages add to a conversation: found once per shape by rendering a short probe, then put together from
+its framing.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,8 @@ class Bridging:
             tail.strippable,
             tuple(c.name for c in message.tool_calls),
             tuple(
-                (m.role, m.name, calls.get(m.tool_call_id or "", -1), None if m.content.strip() else m.content) for m in new
+                (m.role, m.name, calls.get(m.tool_call_id or "", -1), None if m.content.strip() else m.content)
+                for m in new
             ),
             tuple(self._print(tool) for tool in tools),
         )
@@ -138,7 +141,9 @@ class Bridging:
         return attrs.evolve(shape, forms=tuple(forms), fixed=fixed)
 
     def _probe(self, tail: Tail, new: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Shape, list[str]]:
-        """Render a short conversation like this one with *new* at its end: its framing, and the contents as they came out."""
+        """Render a short conversation like this one with *new* at its end: its framing, and the contents as they came
+        out.
+        """
         base = self._base(tail)
         said = self._said(tail.message)
         located = self.template.locate([*base, said, *new], tools, generation=True)
@@ -168,7 +173,9 @@ class Bridging:
 
     @staticmethod
     def _base(tail: Tail) -> list[Message]:
-        """Messages of the roles that came before, as far back as the tail tells, beginning where a conversation can begin."""
+        """Messages of the roles that came before, as far back as the tail tells, beginning where a conversation can
+        begin.
+        """
         roles = list(tail.roles)
         if tail.index > len(roles) or not roles:
             while roles and roles[0] != "user":
@@ -185,7 +192,9 @@ class Bridging:
                 base.append(Message("assistant", "" if calls else f"x{n}", reasoning, tool_calls=calls))
             elif role == "tool":
                 caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
-                base.append(Message("tool", f"x{n}", tool_call_id=f"fq7id{caller:02d}{n - caller - 1:02d}", name="fq7earlier"))
+                base.append(
+                    Message("tool", f"x{n}", tool_call_id=f"fq7id{caller:02d}{n - caller - 1:02d}", name="fq7earlier")
+                )
             else:
                 base.append(Message(cast(Any, role), f"x{n}"))
         return base
@@ -194,7 +203,8 @@ class Bridging:
     def _said(message: Message) -> Message:
         """The assistant's message with words of ours in its place: its structure is what counts."""
         calls = tuple(
-            ToolCall(c.id, c.name or "fq7unnamed", {"value": f"{ARGUMENT}{n}"}) for n, c in enumerate(message.tool_calls)
+            ToolCall(c.id, c.name or "fq7unnamed", {"value": f"{ARGUMENT}{n}"})
+            for n, c in enumerate(message.tool_calls)
         )
         content = REPLY if message.content.strip() or not calls else ""
         reasoning = REASON if message.reasoning and message.reasoning.strip() else None
@@ -206,18 +216,23 @@ class Bridging:
         words = [said.content, *(c.arguments["value"] for c in said.tool_calls)]
         ends = [at + len(word) for word in words if word and (at := text.rfind(word, low, limit)) >= 0]
         if not ends:
-            # A template that shows no arguments: names may come again in the framing of the answers, so the first place counts.
+            # A template that shows no arguments: names may come again in the framing of the answers, so the first place
+            # counts.
             ends = [at + len(c.name) for c in said.tool_calls if (at := text.find(c.name, low, limit)) >= 0]
         if not ends:
             raise Refused("the template shows neither the assistant's content nor its calls")
         return max(ends)
 
-    def _keeps(self, located: Located, base: Sequence[Message], said: Message, tools: Sequence[ToolSpec], sentinel: int) -> None:
+    def _keeps(
+        self, located: Located, base: Sequence[Message], said: Message, tools: Sequence[ToolSpec], sentinel: int
+    ) -> None:
         """Refused where the new messages make the template rewrite what came before the end of the assistant's."""
         before = self.template.text([self.template.wire(m) for m in [*base, said]], tools)
         shown = located.reasonings
         lost = said.reasoning is not None and shown[len(base)] is None
-        lost |= any(m.reasoning and span is None and m.reasoning in before for m, span in zip(base, shown, strict=False))
+        lost |= any(
+            m.reasoning and span is None and m.reasoning in before for m, span in zip(base, shown, strict=False)
+        )
         if lost and not self.keep_thinking:
             raise Refused("the template strips earlier thinking")
         now = located.text[:sentinel]
@@ -229,7 +244,9 @@ class Bridging:
             then, now = thought.sub("", then), thought.sub("", now)
         if not then.startswith(now):
             at = common(then, now)
-            raise Refused(f"the template rewrites what came before: {then[at : at + 40]!r} became {now[at : at + 40]!r}")
+            raise Refused(
+                f"the template rewrites what came before: {then[at : at + 40]!r} became {now[at : at + 40]!r}"
+            )
 
     def _assemble(
         self, tail: Tail, shape: Shape, contents: Sequence[str], new: Sequence[Message], order: Sequence[int]

@@ -103,10 +103,13 @@ class Encoder:
                 ends += [b for _, b in offsets]
         return Tokens(ids, starts, ends)
 
-    def tokenize(self, text: str, cuts: Iterable[int] = (), guards: Sequence[Guard] = (), fresh: bool = False) -> Tokens:
+    def tokenize(
+        self, text: str, cuts: Iterable[int] = (), guards: Sequence[Guard] = (), fresh: bool = False
+    ) -> Tokens:
         """Encode *text*, anew from each position in *cuts*; *fresh* where it begins a sequence.
 
-        A control token inside a guard is split after its first character and both sides are encoded apart. *guards* ascend.
+        A control token inside a guard is split after its first character and both sides are encoded apart. *guards*
+        ascend.
         """
         places = sorted({c for c in cuts if 0 < c < len(text)})
         while True:
@@ -116,7 +119,9 @@ class Encoder:
                 return tokens
             known = set(places)
             if not known.isdisjoint(more):
-                raise Unencodable(f"the tokenizer reads a control token in {text[more[0] - 1 : more[0] + 20]!r} even when it is cut")
+                raise Unencodable(
+                    f"the tokenizer reads a control token in {text[more[0] - 1 : more[0] + 20]!r} even when it is cut"
+                )
             places = sorted(known.union(more))
 
     def _breaches(self, text: str, tokens: Tokens, guards: Sequence[Guard]) -> list[int]:
@@ -138,7 +143,9 @@ class Encoder:
         return cuts
 
     def literal(self, value: Any, mark: str, allowed: frozenset[int] = frozenset()) -> Any:
-        """*value* (strings in lists and dicts) with *mark* after the first character of each control token's text, *allowed* ones aside."""
+        """*value* (strings in lists and dicts) with *mark* after the first character of each control token's text,
+        *allowed* ones aside.
+        """
         if isinstance(value, str):
             if self._firsts.isdisjoint(value):
                 return value
@@ -190,7 +197,9 @@ def clean(text: str) -> str:
 
 
 def kinds_of(text: str, tokens: Tokens, observations: Iterable[tuple[int, int]]) -> NDArray[np.uint8]:
-    """uint8[T]: OBSERVATION where a token covers any of the spans, save where it shares only blanks of it with the template."""
+    """uint8[T]: OBSERVATION where a token covers any of the spans, save where it shares only blanks of it with the
+    template.
+    """
     kinds = np.full(len(tokens.ids), TokenKind.SCAFFOLD, np.uint8)
     starts, ends = tokens.starts, tokens.ends
     for start, stop in observations:

@@ -12,7 +12,9 @@ from ferrule import Message, ToolCall, ToolSpec
 from .encoding import THINK, THINK_END, Encoder
 from .template import Refused, Template
 
-USER, REPLY, REASON, ARGUMENT, ANSWER, NEXT = (f"Fq7{word}z" for word in ("user", "reply", "reason", "argument", "answer", "next"))
+USER, REPLY, REASON, ARGUMENT, ANSWER, NEXT = (
+    f"Fq7{word}z" for word in ("user", "reply", "reason", "argument", "answer", "next")
+)
 """Words that stand for contents in probes: plain enough that no template changes them, odd enough to be found."""
 
 PROBE_TOOL = ToolSpec("fq7tool", "A tool.", {"type": "object", "properties": {"value": {"type": "string"}}})
@@ -37,10 +39,12 @@ def opened(text: str) -> tuple[str, ...]:
 class Grammar:
     """A template's turns.
 
-    generation  the generation prompt after a user message; header: what it shares with an assistant message of the history
+    generation  the generation prompt after a user message; header: what it shares with an assistant message of the
+                history
     after       by role of the last message, all that follows its content when a generation prompt is asked for
     openers     by role, what stands before its content, from the end of the assistant message before it
-    closes      ids that end an assistant message anywhere in a conversation (in some templates the next message's opener)
+    closes      ids that end an assistant message anywhere in a conversation (in some templates the next message's
+                opener)
     ends        those of them that end it where nothing follows
     stop_ids    what a sampler must stop at
     think_end   text that closes a think block, up to the answer
@@ -111,13 +115,23 @@ def learn(template: Template, encoder: Encoder, eos: Iterable[int]) -> Grammar:
             header = header[: common(header, history[len(start) : history.find(REPLY)])]
     openers = {}
     ordered = probe.text([user, reply, Message("system", NEXT)])
-    for role, text, word, before in (("user", followed, NEXT, last), ("system", ordered, NEXT, last), ("tool", answered, ANSWER, called)):
+    for role, text, word, before in (
+        ("user", followed, NEXT, last),
+        ("system", ordered, NEXT, last),
+        ("tool", answered, ANSWER, called),
+    ):
         if text is not None and before is not None and text.startswith(before) and word in text[len(before) :]:
             openers[role] = text[len(before) : text.find(word, len(before))]
 
-    two = attrs.evolve(call, tool_calls=(*call.tool_calls, attrs.evolve(call.tool_calls[0], id="callfq7cd", arguments={"value": NEXT})))
+    two = attrs.evolve(
+        call, tool_calls=(*call.tool_calls, attrs.evolve(call.tool_calls[0], id="callfq7cd", arguments={"value": NEXT}))
+    )
     both = probe.text([user, two], tools=(PROBE_TOOL,))
-    markup = frozenset(encoder.encode(both[both.find(ARGUMENT) + len(ARGUMENT) : both.rfind(NEXT)])) if both and NEXT in both else frozenset()
+    markup = (
+        frozenset(encoder.encode(both[both.find(ARGUMENT) + len(ARGUMENT) : both.rfind(NEXT)]))
+        if both and NEXT in both
+        else frozenset()
+    )
     eos = tuple(i for i in eos if 0 <= i < encoder.size)
     reply_end = _close(encoder, eos, _after(last, REPLY))
     reply_close = _close(encoder, eos, _between(followed, REPLY, NEXT))
@@ -159,7 +173,8 @@ def _close(
 ) -> tuple[int, ...]:
     """The control token in *rest*, the text after an assistant message's last word, that ends the message, if any.
 
-    A *known* one is preferred. After a call (*markup* given: what stands between two calls) the ends of its own markup come first.
+    A *known* one is preferred. After a call (*markup* given: what stands between two calls) the ends of its own
+    markup come first.
     """
     found = [i for i in encoder.encode(rest or "") if i in encoder.control]
     pick = next((i for i in found if i in known), None)

@@ -36,7 +36,9 @@ def load(config: Any, model: ModelSpec) -> Parts:
     """Load the tokenizer that *model* names and learn its template. PluginError with the path where that cannot be."""
     folder = model.tokenizer_path
     if folder is None:
-        raise PluginError("renderer 'chat_template' needs a tokenizer: set model.tokenizer (or model.path) to its folder")
+        raise PluginError(
+            "renderer 'chat_template' needs a tokenizer: set model.tokenizer (or model.path) to its folder"
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -45,7 +47,9 @@ def load(config: Any, model: ModelSpec) -> Parts:
         raise PluginError(f"renderer 'chat_template' cannot load a tokenizer from {folder!r}: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise PluginError(f"renderer 'chat_template' needs a fast tokenizer; {folder!r} holds a {type(tokenizer).__name__}, which has no Rust backend")
+        raise PluginError(
+            f"renderer 'chat_template' needs a fast tokenizer; {folder!r} holds a {type(tokenizer).__name__}, which has no Rust backend"
+        )
     source = _source(config, tokenizer, folder)
     encoder = Encoder(backend)
     specials = {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
@@ -53,10 +57,16 @@ def load(config: Any, model: ModelSpec) -> Parts:
     try:
         grammar = learn(template, encoder, _ends(tokenizer, folder))
     except Refused as refusal:
-        raise PluginError(f"renderer 'chat_template' cannot use the chat template of {folder!r}: {refusal}") from refusal
+        raise PluginError(
+            f"renderer 'chat_template' cannot use the chat template of {folder!r}: {refusal}"
+        ) from refusal
     return Parts(
-        encoder, grammar, Rendering(template, grammar, encoder), Bridging(template, grammar, encoder, config.keep_thinking),
-        Parser(encoder, grammar.stop_ids), len(tokenizer),
+        encoder,
+        grammar,
+        Rendering(template, grammar, encoder),
+        Bridging(template, grammar, encoder, config.keep_thinking),
+        Parser(encoder, grammar.stop_ids),
+        len(tokenizer),
     )
 
 

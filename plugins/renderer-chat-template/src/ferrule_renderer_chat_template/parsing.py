@@ -1,4 +1,6 @@
-"""Completions read from their tokens: reasoning, content, and tool calls in Hermes JSON or in XML, typed by the tools' schemas."""
+"""Completions read from their tokens: reasoning, content, and tool calls in Hermes JSON or in XML, typed by the
+tools' schemas.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ class Parser:
             if not part:
                 continue
             done += part
-            # The token at which this part's last character is complete; a token may hold the end of one and the start of the next.
+            # The token at which this part's last character is complete; a token may hold the end of one and the start
+            # of the next.
             high = low
             while high < stop and len(self.encoder.decode(ids[start:high])) < len(done):
                 high += 1
@@ -82,7 +85,9 @@ class _Ids:
             self._seed = hashlib.blake2b(",".join(map(str, self._ids)).encode(), digest_size=16).digest()
         salt = len(self._used)
         while True:
-            number = int.from_bytes(hashlib.blake2b(self._seed + salt.to_bytes(4, "big"), digest_size=8).digest(), "big")
+            number = int.from_bytes(
+                hashlib.blake2b(self._seed + salt.to_bytes(4, "big"), digest_size=8).digest(), "big"
+            )
             # Nine letters and digits: the only length that the templates that check it take.
             name = "c"
             for _ in range(8):
@@ -161,13 +166,17 @@ class _Reading:
             if problem or not stopped:
                 call = ToolCall(call.id, call.name, {}, f"the call never closes with {CALL_END}", clean(CALL + inner))
             self.calls.append(call)
-            self.problems.append(ParseProblem((self.began, length), CALL + inner, f"the call never closes with {CALL_END}"))
+            self.problems.append(
+                ParseProblem((self.began, length), CALL + inner, f"the call never closes with {CALL_END}")
+            )
         if self.thinking and stopped:
             text = self.thoughts[-1]
             self.problems.append(ParseProblem((0, length), text, f"the reasoning never closes with {THINK_END}"))
         reasoning = "\n".join(t for t in (text.strip("\n") for text in self.thoughts) if t) if self.reasoned else None
         message = Message("assistant", self._content(), reasoning, tool_calls=tuple(self.calls))
-        status: Literal["ok", "malformed", "truncated"] = "truncated" if not stopped else "malformed" if self.problems else "ok"
+        status: Literal["ok", "malformed", "truncated"] = (
+            "truncated" if not stopped else "malformed" if self.problems else "ok"
+        )
         return Parsed(message, status, closed, tuple(self.problems))
 
     def _content(self) -> str:

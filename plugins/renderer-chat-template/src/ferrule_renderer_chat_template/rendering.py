@@ -45,7 +45,9 @@ class Rendering:
         return Rendered(np.array(tokens.ids, np.int32), kinds, tuple(spans), opened(tail) if generation else ())
 
     def guards(self, messages: Sequence[Message], located: Located) -> list[Guard]:
-        """Contents come from outside, and reasoning may hold anything: only an assistant's own markup is read as control tokens."""
+        """Contents come from outside, and reasoning may hold anything: only an assistant's own markup is read as
+        control tokens.
+        """
         out: list[Guard] = []
         for message, content, reasoning in zip(messages, located.contents, located.reasonings, strict=True):
             allowed = self.encoder.markup if message.role == "assistant" else frozenset[int]()
@@ -84,7 +86,9 @@ class Rendering:
         return starts, actions
 
     def _action(self, text: str, previous: str, low: int, begin: int, limit: int, after: int, end: int) -> Span:
-        """What was sampled of the assistant message that begins at *begin*: from its generation prompt to its stop token."""
+        """What was sampled of the assistant message that begins at *begin*: from its generation prompt to its stop
+        token.
+        """
         grammar = self.grammar
         start = begin
         prompted = grammar.after.get(previous, "")
@@ -101,7 +105,9 @@ class Rendering:
 
 
 def answer_order(messages: Sequence[Message]) -> list[int]:
-    """Indexes of *messages*, the answers to one message's calls put in the order of the calls: many templates pair by order alone."""
+    """Indexes of *messages*, the answers to one message's calls put in the order of the calls: many templates pair
+    by order alone.
+    """
     order = list(range(len(messages)))
     calls: dict[str, int] = {}
     i = 0
@@ -119,7 +125,9 @@ def answer_order(messages: Sequence[Message]) -> list[int]:
 
 
 def sort_answers(block: list[int], messages: Sequence[Message], calls: dict[str, int]) -> list[int]:
-    """*block*, indexes of tool messages, by the position of the call that each answers; as it is where any answers none."""
+    """*block*, indexes of tool messages, by the position of the call that each answers; as it is where any answers
+    none.
+    """
     if len(block) < 2 or any(messages[i].tool_call_id not in calls for i in block):
         return block
     return sorted(block, key=lambda i: calls[messages[i].tool_call_id or ""])

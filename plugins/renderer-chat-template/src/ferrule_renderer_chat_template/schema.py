@@ -10,10 +10,23 @@ from typing import Any
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _NAMES = {
-    "string": "a string", "integer": "an integer", "number": "a number", "boolean": "true or false", "null": "null",
-    "array": "a JSON array", "object": "a JSON object",
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "null",
+    "array": "a JSON array",
+    "object": "a JSON object",
 }
-_OF = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object", int: "integer", float: "number"}
+_OF = {
+    str: "string",
+    bool: "boolean",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+    int: "integer",
+    float: "number",
+}
 
 
 class Unreadable(ValueError):
@@ -63,9 +76,11 @@ def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str
 
 
 def from_text(text: str, allowed: frozenset[str]) -> Any:
-    """Read bare *text* as one of the *allowed* types; text itself where a string is all that is allowed, or nothing is said.
+    """Read bare *text* as one of the *allowed* types; text itself where a string is all that is allowed, or nothing
+    is said.
 
-    Where a string is one type among others, the others come first (``null`` is null, ``true`` is true), and what is none of them is text.
+    Where a string is one type among others, the others come first (``null`` is null, ``true`` is true), and what is
+    none of them is text.
     """
     if not allowed or allowed == {"string"}:
         return text

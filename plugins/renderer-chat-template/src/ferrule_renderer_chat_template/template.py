@@ -25,8 +25,8 @@ class Refused(Exception):
 class Located:
     """Rendered text and where things stand in it.
 
-    ``contents`` and ``reasonings`` hold the character span of each message's content and reasoning, None where it is blank or,
-    for reasoning, not shown. ``cuts`` are places where a control token's text, being literal, must be cut.
+    ``contents`` and ``reasonings`` hold the character span of each message's content and reasoning, None where it is
+    blank or, for reasoning, not shown. ``cuts`` are places where a control token's text, being literal, must be cut.
     """
 
     text: str
@@ -86,15 +86,23 @@ class Template:
         self.arguments_text = False
         self.reasoning_field = True
 
-    def text(self, wires: Sequence[dict[str, Any]], tools: Sequence[ToolSpec] = (), generation: bool = False,
-             marks: Marks | None = None) -> str:
+    def text(
+        self,
+        wires: Sequence[dict[str, Any]],
+        tools: Sequence[ToolSpec] = (),
+        generation: bool = False,
+        marks: Marks | None = None,
+    ) -> str:
         """The text of messages in the template's own form; Refused where it raises."""
         offered: Any = [t.to_openai() for t in tools] or None
         if marks is not None and offered:
             offered = self.encoder.literal(offered, marks.cut)
         try:
             rendered = self._render(
-                conversations=[list(wires)], tools=offered, chat_template=self.source, add_generation_prompt=generation,
+                conversations=[list(wires)],
+                tools=offered,
+                chat_template=self.source,
+                add_generation_prompt=generation,
                 **self.variables,
             )[0]
         except Exception as error:  # a template is a program of its own: whatever it raises, it refused
@@ -144,14 +152,18 @@ class Template:
         return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool) -> Located:
-        """Render *messages* and find the content of each. Refused where the template raises, or drops or moves a content."""
+        """Render *messages* and find the content of each. Refused where the template raises, or drops or moves a
+        content.
+        """
         contents = [clean(m.content) for m in messages]
         reasonings = [clean(m.reasoning or "") if m.role == "assistant" else "" for m in messages]
         names = {c.id: c.name for m in messages for c in m.tool_calls}
         everything = "".join(contents) + "".join(reasonings)
         marks = next((m for m in _MARKS if not m.any.search(everything)), None)
         if marks is None:
-            raise Refused("the messages use both private-use planes of Unicode, which the renderer needs to find contents")
+            raise Refused(
+                "the messages use both private-use planes of Unicode, which the renderer needs to find contents"
+            )
 
         frames = [self._frame(m, marks.cut, names) for m in messages]
 
@@ -220,11 +232,15 @@ def _span(places: Mapping[int, int], number: int) -> Span | None:
 
 
 def _in_order(messages: Sequence[Message], found: Sequence[Span | None]) -> None:
-    """Refused where contents do not stand in the order of their messages. A system message at the very start may stand elsewhere."""
+    """Refused where contents do not stand in the order of their messages. A system message at the very start may
+    stand elsewhere.
+    """
     last = 0
     for i, (message, span) in enumerate(zip(messages, found, strict=True)):
         if span is None or (i == 0 and message.role == "system"):
             continue
         if span[0] < last:
-            raise Refused(f"the template moves the content of message {i} ({message.role}) before that of an earlier one")
+            raise Refused(
+                f"the template moves the content of message {i} ({message.role}) before that of an earlier one"
+            )
         last = span[1]

@@ -1,4 +1,6 @@
-"""The sandbox ``bwrap``: what an agent runs cannot read or change what is outside, by Linux namespaces through bubblewrap."""
+"""The sandbox ``bwrap``: what an agent runs cannot read or change what is outside, by Linux namespaces through
+bubblewrap.
+"""
 
 from .backend import BwrapSandboxes
 from .box import BwrapSandbox

@@ -21,11 +21,12 @@ log = ferrule.get_logger("ferrule.sandbox.bwrap")
 
 
 class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
-    """Sandboxes by bubblewrap: namespaces of their own over the host's programs, without its files, its processes or its network.
+    """Sandboxes by bubblewrap: namespaces of their own over the host's programs, without its files, its processes or
+    its network.
 
-    As root each sandbox has a uid of its own; otherwise all have yours, and are kept apart by their namespaces. Limits are
-    enforced where control groups can be made, and as far as ``prlimit`` goes where not (which is logged): they are not
-    among what this backend provides everywhere.
+    As root each sandbox has a uid of its own; otherwise all have yours, and are kept apart by their namespaces.
+    Limits are enforced where control groups can be made, and as far as ``prlimit`` goes where not (which is logged):
+    they are not among what this backend provides everywhere.
     """
 
     provides = frozenset({"isolation", "users"})
@@ -35,7 +36,8 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
         """Sizes in megabytes (2**20 bytes); 0 is no limit, except for ``read_mb``.
 
         folder     where the sandboxes' folders are made; the system's folder for temporary files where absent
-        bind       folders of the host that every sandbox's commands see, read-only, under their own absolute paths (say ``/opt/conda``)
+        bind       folders of the host that every sandbox's commands see, read-only, under their own absolute paths
+                   (say ``/opt/conda``)
         memory_mb  memory of a sandbox whose task asks for none; ``pids`` its processes
         file_mb    size of one file that a command writes
         read_mb    size of a file beyond which ``read`` refuses
@@ -70,10 +72,14 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
             async with await self.create(ferrule.SandboxSpec(), label="self-check") as box:
                 seen = await box.exec(f"cat {secret.name} /etc/shadow; echo inside > mine; id -un", timeout=30.0)
                 if seen.stdout != "agent\n":
-                    raise ferrule.SandboxError(f"the self-check of 'bwrap' failed: {(seen.stdout + seen.stderr).strip()[-500:]}")
+                    raise ferrule.SandboxError(
+                        f"the self-check of 'bwrap' failed: {(seen.stdout + seen.stderr).strip()[-500:]}"
+                    )
                 owner = os.stat(box.folder / "agent" / "workspace" / "mine").st_uid
                 if owner == 0 or owner != (os.geteuid() if box.uid is None else box.uid):
-                    raise ferrule.SandboxError(f"the self-check of 'bwrap' failed: what runs inside is uid {owner} outside")
+                    raise ferrule.SandboxError(
+                        f"the self-check of 'bwrap' failed: what runs inside is uid {owner} outside"
+                    )
 
     async def create(self, spec: ferrule.SandboxSpec, *, label: str = "") -> BwrapSandbox:
         """Raises SandboxError: an image is asked for, the spec does not fit, or bwrap cannot work here."""
@@ -100,10 +106,19 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
 
     def _check(self, spec: ferrule.SandboxSpec) -> None:
         if spec.image is not None:
-            raise ferrule.SandboxError(f"the sandbox 'bwrap' boots no images, and the task asks for {spec.image!r}: use one that does")
+            raise ferrule.SandboxError(
+                f"the sandbox 'bwrap' boots no images, and the task asks for {spec.image!r}: use one that does"
+            )
         path = PurePosixPath(spec.workdir)
-        if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in (*SYSTEM, "verifier"):
-            raise ferrule.SandboxError(f"workdir {spec.workdir!r} cannot be had: name an absolute path such as /workspace")
+        if (
+            not path.is_absolute()
+            or ".." in path.parts
+            or len(path.parts) < 2
+            or path.parts[1] in (*SYSTEM, "verifier")
+        ):
+            raise ferrule.SandboxError(
+                f"workdir {spec.workdir!r} cannot be had: name an absolute path such as /workspace"
+            )
         for key in spec.env:
             if not key or "=" in key:
                 raise ferrule.SandboxError(f"not the name of an environment variable: {key!r}")
@@ -117,7 +132,10 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
         for folder in (base, *base.parents):
             if as_root() and not folder.stat().st_mode & 0o001:
                 return f"; {folder} cannot be entered by other users: set sandbox.folder to one where every folder above can be"
-        for switch, good in (("kernel/unprivileged_userns_clone", "1"), ("kernel/apparmor_restrict_unprivileged_userns", "0")):
+        for switch, good in (
+            ("kernel/unprivileged_userns_clone", "1"),
+            ("kernel/apparmor_restrict_unprivileged_userns", "0"),
+        ):
             path = Path("/proc/sys", switch)
             if path.exists() and path.read_text().strip() != good:
                 return f"; user namespaces are forbidden here: sysctl -w {switch.replace('/', '.')}={good}"
@@ -128,7 +146,9 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
         return [path for user in ("agent", "root") for path in self._groups.plan(f"{name}.{user}").values()]
 
     def limit(self, box: BwrapSandbox, user: str) -> tuple[list[str], list[str]]:
-        """Make the limits of *user*: files by which a process enters its groups, and what to put before a command besides."""
+        """Make the limits of *user*: files by which a process enters its groups, and what to put before a command
+        besides.
+        """
         memory = (box.spec.memory_mb or self.config.memory_mb) << 20
         wanted = Wanted(memory, self.config.pids, box.spec.cpus)
         enter, held = self._groups.make(f"{box.id}.{user}", wanted)
@@ -141,7 +161,10 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
         if missing - self._told:
             self._told |= missing
             log.warning(
-                "sandbox_limits_not_enforced", sandbox="bwrap", limits=sorted(missing), instead=prefix,
+                "sandbox_limits_not_enforced",
+                sandbox="bwrap",
+                limits=sorted(missing),
+                instead=prefix,
                 detail="control groups cannot be made here",
             )
         return enter, [tools().prlimit, *prefix, "--"] if prefix else []
@@ -162,7 +185,9 @@ class BwrapSandboxes(ferrule.SandboxBackend, name="bwrap"):
             groups = [path for path in entry.facts.get("groups", ()) if Path(path).name.startswith(entry.name)]
             if folder.name != entry.name:  # not an entry of ours: nothing is deleted on its word
                 continue
-            await asyncio.to_thread(remove, entry.name, folder, uid if uid and uid not in (0, os.getuid()) else None, groups)
+            await asyncio.to_thread(
+                remove, entry.name, folder, uid if uid and uid not in (0, os.getuid()) else None, groups
+            )
             register.remove(entry.name)
             removed.append(entry.name)
         return removed

@@ -31,12 +31,12 @@ ARGUMENT_MOST = 120_000
 class BwrapSandbox(ferrule.Sandbox):
     """A sandbox that isolates.
 
-    The agent can write below the workdir, ``/tmp``, ``/home/agent`` and the folders of the spec's ``files``; the verifier (``root``)
-    sees these, and has all other paths for itself: the agent has no name for them, so it can neither read nor change them. A
-    file that ``root`` writes *among the agent's* is within the agent's reach.
+    The agent can write below the workdir, ``/tmp``, ``/home/agent`` and the folders of the spec's ``files``; the
+    verifier (``root``) sees these, and has all other paths for itself: the agent has no name for them, so it can
+    neither read nor change them. A file that ``root`` writes *among the agent's* is within the agent's reach.
 
-    Where the agent kills its own namespaces, its commands end with exit code 137 and the next one gets new ones over the same files:
-    an agent cannot make its episode look like a failure of the infrastructure.
+    Where the agent kills its own namespaces, its commands end with exit code 137 and the next one gets new ones over
+    the same files: an agent cannot make its episode look like a failure of the infrastructure.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class BwrapSandbox(ferrule.Sandbox):
         self._shared = sorted(tops - {*SYSTEM, ""})
         owner = None if uid is None else (uid, uid)
         system = {name: ferrule.Mount(self._agent_root / name, writable=False) for name in ("proc", "dev", "sys")}
-        system |= {name: ferrule.Mount(Path("/", name), writable=False) for name in SYSTEM if name not in (*system, "etc")}
+        system |= {
+            name: ferrule.Mount(Path("/", name), writable=False) for name in SYSTEM if name not in (*system, "etc")
+        }
         system = {name: mount for name, mount in system.items() if not mount.path.is_symlink()}
         system["etc"] = ferrule.Mount(self._etc, writable=False)
         self._agent_files = ferrule.FileView(self._agent_root, system, owner)
@@ -82,7 +84,8 @@ class BwrapSandbox(ferrule.Sandbox):
         make_system(self._agent_root, [*self._shared, *self._backend.config.bind])
         make_system(self._own_root, [*self._shared, *self._backend.config.bind])
         for view, paths in (
-            (self._agent_files, ["/tmp", "/home/agent", self.spec.workdir]), (self._root_files, ["/verifier/tmp"])
+            (self._agent_files, ["/tmp", "/home/agent", self.spec.workdir]),
+            (self._root_files, ["/verifier/tmp"]),
         ):
             for inner in paths:
                 view.make_folder(inner)
@@ -103,7 +106,13 @@ class BwrapSandbox(ferrule.Sandbox):
         binds += system_binds(self._etc, config.bind, spec.network)
         enter, prefix = self._backend.limit(self, user)
         return Space(
-            self.id, user, binds, outer=self.uid, groups=enter, limits=prefix, network=spec.network,
+            self.id,
+            user,
+            binds,
+            outer=self.uid,
+            groups=enter,
+            limits=prefix,
+            network=spec.network,
             file_blocks=config.file_mb * 2048,
         )
 
@@ -205,7 +214,9 @@ def _top(path: str) -> str:
 
 
 def remove(name: str, folder: Path, uid: int | None, groups: list[str]) -> None:
-    """Kill what is left of a sandbox, delete its folder and its control groups. Blocks; what cannot be removed is logged."""
+    """Kill what is left of a sandbox, delete its folder and its control groups. Blocks; what cannot be removed is
+    logged.
+    """
 
     def find() -> set[int]:
         found = set(ferrule.marked_processes(BOX, name))

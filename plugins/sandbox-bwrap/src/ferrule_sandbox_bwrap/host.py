@@ -17,8 +17,12 @@ import attrs
 import ferrule
 
 PACKAGES = {
-    "bwrap": "bubblewrap", "setpriv": "util-linux", "nsenter": "util-linux", "setsid": "util-linux",
-    "prlimit": "util-linux", "env": "coreutils",
+    "bwrap": "bubblewrap",
+    "setpriv": "util-linux",
+    "nsenter": "util-linux",
+    "setsid": "util-linux",
+    "prlimit": "util-linux",
+    "env": "coreutils",
 }
 
 SYSTEM = ("usr", "etc", "proc", "dev", "sys", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -74,11 +78,17 @@ def tools() -> Tools:
         )
     about = subprocess.run([str(found["bwrap"]), "--help"], capture_output=True, text=True, check=False)
     shell = next((path for path in ("/usr/bin/bash", "/bin/bash") if os.path.exists(path)), "/bin/sh")
-    return Tools(**{k: str(v) for k, v in found.items()}, shell=shell, disable_userns="--disable-userns" in about.stdout + about.stderr)
+    return Tools(
+        **{k: str(v) for k, v in found.items()},
+        shell=shell,
+        disable_userns="--disable-userns" in about.stdout + about.stderr,
+    )
 
 
 def _uids() -> set[int]:
-    """The uids of all live processes. Whoever has a sandbox's uid dies with it: where the range is not private, this must be asked."""
+    """The uids of all live processes. Whoever has a sandbox's uid dies with it: where the range is not private, this
+    must be asked.
+    """
     found = set()
     for pid in ferrule.process_table():
         with contextlib.suppress(OSError):

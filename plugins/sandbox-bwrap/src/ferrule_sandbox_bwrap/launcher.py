@@ -1,7 +1,8 @@
 """A shell outside the namespaces from which a sandbox's commands are started.
 
-It has entered the control groups once: to enter them costs milliseconds, and what it starts is born in them. It is told of a
-command by one line, takes the command's arguments and outputs through ``/proc``, and answers with its exit code.
+It has entered the control groups once: to enter them costs milliseconds, and what it starts is born in them. It is
+told of a command by one line, takes the command's arguments and outputs through ``/proc``, and answers with its exit
+code.
 """
 
 from __future__ import annotations
@@ -57,11 +58,27 @@ class Launcher:
         return self._process is not None and not self._lost and self._process.poll() is None
 
     def start(self) -> None:
-        argv = [*self._prepare, tools().setpriv, "--no-new-privs", "--", "/bin/sh", "-c", SERVE, "sh", f"/proc/{os.getpid()}/fd"]
+        argv = [
+            *self._prepare,
+            tools().setpriv,
+            "--no-new-privs",
+            "--",
+            "/bin/sh",
+            "-c",
+            SERVE,
+            "sh",
+            f"/proc/{os.getpid()}/fd",
+        ]
         try:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, cwd="/",
-                env={"PATH": os.environ.get("PATH", os.defpath)}, start_new_session=True,
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                start_new_session=True,
             )
         except OSError as error:
             raise ferrule.SandboxError(f"a shell could not be started: {error}") from error
@@ -98,7 +115,9 @@ class Launcher:
 
     def _kill(self, find: Find, give_up: Callable[[], None], running: _Command, mark: str) -> None:
         def live() -> set[int]:
-            return find(running.pid if not running.ended.is_set() else 0, mark, running.since, frozenset(self._marks - {mark}))
+            return find(
+                running.pid if not running.ended.is_set() else 0, mark, running.since, frozenset(self._marks - {mark})
+            )
 
         end = time.monotonic() + KILL_SECONDS
         # once is not enough: the shell may not have come to start it yet

@@ -32,8 +32,9 @@ class Groups:
 
     @classmethod
     def find(cls, mounts: str = "/proc/self/mounts", own: str = "/proc/self/cgroup") -> Groups:
-        """Version 1 below this process's own group, so that limits on it hold; version 2 in a group ``ferrule`` at the top,
-        since a group that holds processes may not hand its controllers on."""
+        """Version 1 below this process's own group, so that limits on it hold; version 2 in a group ``ferrule`` at
+        the top, since a group that holds processes may not hand its controllers on.
+        """
         paths = {}
         for line in _text(own).splitlines():
             _, names, path = line.split(":", 2)
@@ -58,7 +59,9 @@ class Groups:
         return found
 
     def make(self, name: str, wanted: Wanted) -> tuple[list[str], set[str]]:
-        """Make the groups; the files into which a process writes its pid to enter, and the controllers whose limits hold."""
+        """Make the groups; the files into which a process writes its pid to enter, and the controllers whose limits
+        hold.
+        """
         enter, held = [], set()
         for controller, folder in self.plan(name).items():
             try:

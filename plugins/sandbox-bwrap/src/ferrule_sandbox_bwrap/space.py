@@ -42,8 +42,16 @@ class Space:
     """
 
     def __init__(
-        self, name: str, user: str, binds: Sequence[str], *, outer: int | None, groups: Sequence[str],
-        limits: Sequence[str], network: bool, file_blocks: int,
+        self,
+        name: str,
+        user: str,
+        binds: Sequence[str],
+        *,
+        outer: int | None,
+        groups: Sequence[str],
+        limits: Sequence[str],
+        network: bool,
+        file_blocks: int,
     ) -> None:
         self.name, self.user, self.outer = name, user, outer
         self.uid = ROOT if user == "root" else AGENT
@@ -65,8 +73,14 @@ class Space:
         info = os.pipe()
         try:
             self._process = process = subprocess.Popen(
-                self._arguments(info[1]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                pass_fds=[info[1]], env={"PATH": os.environ.get("PATH", os.defpath), BOX: self.name}, cwd="/",
+                self._arguments(info[1]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[info[1]],
+                env={"PATH": os.environ.get("PATH", os.defpath), BOX: self.name},
+                cwd="/",
                 start_new_session=True,
             )
         except OSError as error:
@@ -80,7 +94,9 @@ class Space:
             if not await _first_bytes(process.stdout.fileno()):
                 await ferrule.exited(process)
                 words = process.stderr.read().decode("utf-8", "replace").strip()
-                raise ferrule.SandboxError(f"bwrap could not make a sandbox: {words or f'exit code {process.returncode}'}")
+                raise ferrule.SandboxError(
+                    f"bwrap could not make a sandbox: {words or f'exit code {process.returncode}'}"
+                )
             self._init = json.loads(os.read(info[0], 4096))["child-pid"]
             if not as_root():
                 self._parent_ns = _parent_namespace(self._init)
@@ -93,27 +109,52 @@ class Space:
 
     def _arguments(self, info: int) -> list[str]:
         tool = tools()
-        drop = [] if self.outer is None else [
-            tool.setpriv, f"--reuid={self.outer}", f"--regid={self.outer}", "--clear-groups", "--"
-        ]
+        drop = (
+            []
+            if self.outer is None
+            else [tool.setpriv, f"--reuid={self.outer}", f"--regid={self.outer}", "--clear-groups", "--"]
+        )
         unshare = ["user", "pid", "ipc", "uts", "cgroup-try", *([] if self._network else ["net"])]
         return [
-            *drop, tool.bwrap, *(f"--unshare-{kind}" for kind in unshare),
+            *drop,
+            tool.bwrap,
+            *(f"--unshare-{kind}" for kind in unshare),
             *(["--disable-userns"] if tool.disable_userns else []),
             # bash reaps orphans by itself; another shell may not, then bwrap's own first process does
             *(["--as-pid-1"] if tool.shell.endswith("bash") else []),
-            "--uid", str(self.uid), "--gid", str(self.uid), "--hostname", "sandbox", "--die-with-parent", "--new-session",
-            "--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--info-fd", str(info), *self._binds, "--chdir", "/",
-            "--", tool.shell, "-c", REAPER,
+            "--uid",
+            str(self.uid),
+            "--gid",
+            str(self.uid),
+            "--hostname",
+            "sandbox",
+            "--die-with-parent",
+            "--new-session",
+            "--clearenv",
+            "--setenv",
+            "PATH",
+            "/usr/bin:/bin",
+            "--info-fd",
+            str(info),
+            *self._binds,
+            "--chdir",
+            "/",
+            "--",
+            tool.shell,
+            "-c",
+            REAPER,
         ]
 
-    def command(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str]) -> Callable[[int, int], ferrule.RunningCommand]:
+    def command(
+        self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str]
+    ) -> Callable[[int, int], ferrule.RunningCommand]:
         """What starts *argv* inside, with the environment *env* and nothing else."""
         tool = tools()
         names = [name for name in NAMESPACES if not (name == "net" and self._network)]
         enter = [tool.setsid, tool.nsenter, "-t", str(self._init), *(f"--{name}" for name in names)]
         if as_root():
-            # enters as root of the host, whom nobody inside can touch, and is the inner user before anything of the inside runs
+            # enters as root of the host, whom nobody inside can touch, and is the inner user before anything of the
+            # inside runs
             enter += ["--user", "-S", str(self.uid), "-G", str(self.uid), "--"]
         elif self._parent_ns < 0:
             enter += ["--user", "--preserve-credentials", "--"]
@@ -129,8 +170,8 @@ class Space:
     def _find(self, pid: int, mark: str, since: int, others: frozenset[str]) -> set[int]:
         """The live processes of the command below the outer process *pid*, started at tick *since*.
 
-        What descends from it, or bears its mark, or was born since and bears no other command's mark: a process may leave its
-        parent, its session and its environment, but not its time of birth.
+        What descends from it, or bears its mark, or was born since and bears no other command's mark: a process may
+        leave its parent, its session and its environment, but not its time of birth.
         """
         table = ferrule.process_table()
         children: dict[int, list[int]] = {}
@@ -172,8 +213,9 @@ class Space:
 
 
 def _is_dying(pid: int) -> bool:
-    """Whether a process is ending or gone. The first process of a namespace begins to end before those that it takes with it,
-    so that whoever sees these end can tell why."""
+    """Whether a process is ending or gone. The first process of a namespace begins to end before those that it takes
+    with it, so that whoever sees these end can tell why.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -184,7 +226,9 @@ def _is_dying(pid: int) -> bool:
 
 
 def _below(pid: int, children: Mapping[int, Sequence[int]]) -> set[int]:
-    """All descendants of *pid*; of 0, which stands for a process not known, none: it is the parent of the system's first."""
+    """All descendants of *pid*; of 0, which stands for a process not known, none: it is the parent of the system's
+    first.
+    """
     found: set[int] = set()
     todo = [pid] if pid > 1 else []
     while todo:

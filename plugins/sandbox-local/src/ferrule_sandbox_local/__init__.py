@@ -33,9 +33,9 @@ USERS = {None: "agent", "agent": "agent", "root": "root", "0": "root"}
 class LocalSandbox(ferrule.Sandbox):
     """A private folder, and commands that run in it as whoever runs Ferrule.
 
-    The sandbox's absolute paths are mapped below the folder for ``read``, ``write``, ``files`` and ``cwd``; a command sees the
-    host's real paths, and finds the folder of the sandbox's ``/`` in ``$FERRULE_ROOT``. The users ``agent`` and ``root`` are
-    the same.
+    The sandbox's absolute paths are mapped below the folder for ``read``, ``write``, ``files`` and ``cwd``; a command
+    sees the host's real paths, and finds the folder of the sandbox's ``/`` in ``$FERRULE_ROOT``. The users ``agent``
+    and ``root`` are the same.
     """
 
     def __init__(self, backend: LocalSandboxes, name: str, folder: Path, spec: ferrule.SandboxSpec) -> None:
@@ -79,7 +79,11 @@ class LocalSandbox(ferrule.Sandbox):
             argv = [self._backend.shell, str(script)]
         full = self._environment() | dict(self._spec.env) | dict(env or {}) | {BOX: self.id, COMMAND: mark}
         return await self._commands.run(
-            argv, env=full, cwd=str(where), timeout=timeout, output_limit=output_limit,
+            argv,
+            env=full,
+            cwd=str(where),
+            timeout=timeout,
+            output_limit=output_limit,
             kill=lambda pid: _kill(pid, COMMAND, mark),
         )
 
@@ -142,12 +146,14 @@ class LocalSandboxes(ferrule.SandboxBackend, name="local"):
         if not self._warned:
             self._warned = True
             log.warning(
-                "sandbox_isolates_nothing", sandbox="local",
+                "sandbox_isolates_nothing",
+                sandbox="local",
                 detail="commands run as your own user, with your files, your network and no limits; use 'bwrap' for what you do not trust",
             )
 
     async def create(self, spec: ferrule.SandboxSpec, *, label: str = "") -> LocalSandbox:
-        """The folder of a new sandbox, its files written. ``cpus``, ``memory_mb`` and ``network`` of *spec* cannot be enforced.
+        """The folder of a new sandbox, its files written. ``cpus``, ``memory_mb`` and ``network`` of *spec* cannot
+        be enforced.
 
         Raises SandboxError for a spec with an image, or with a workdir that is not absolute.
         """

@@ -1,4 +1,6 @@
-"""Task sets written as a folder: ``bundle.toml``, a Python file of tools and verifiers, and tasks as tables, files or a generator."""
+"""Task sets written as a folder: ``bundle.toml``, a Python file of tools and verifiers, and tasks as tables, files
+or a generator.
+"""
 
 from __future__ import annotations
 

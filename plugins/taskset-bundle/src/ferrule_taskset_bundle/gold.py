@@ -11,7 +11,8 @@ _SHORT = {"call", "arguments", "calls", "content", "reasoning"}
 
 
 def message_of(item: Any, position: int = 0) -> Message:
-    """The assistant message that *item* is: a text, ``{call, arguments, content}``, ``{calls = […]}`` or the OpenAI form.
+    """The assistant message that *item* is: a text, ``{call, arguments, content}``, ``{calls = […]}`` or the OpenAI
+    form.
 
     *position* makes call ids unique in a conversation. Raises ValueError saying what is wrong.
     """

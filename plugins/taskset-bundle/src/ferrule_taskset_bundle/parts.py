@@ -1,4 +1,6 @@
-"""What a bundle's file and a task's file may both say: functions, turns, tools, sandbox. A task's parts start from its bundle's."""
+"""What a bundle's file and a task's file may both say: functions, turns, tools, sandbox. A task's parts start from
+its bundle's.
+"""
 
 from __future__ import annotations
 

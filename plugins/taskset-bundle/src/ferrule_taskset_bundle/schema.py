@@ -64,7 +64,9 @@ class Mismatch(Exception):
 
 
 def arguments_of(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """*given* as *schema*, of type object, types it. Raises Mismatch naming every argument that is missing, unknown or wrong."""
+    """*given* as *schema*, of type object, types it. Raises Mismatch naming every argument that is missing, unknown
+    or wrong.
+    """
     known, wrong, out = schema["properties"], [], {}
     for name, value in given.items():
         if name not in known:

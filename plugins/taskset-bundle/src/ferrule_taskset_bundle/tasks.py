@@ -33,8 +33,8 @@ from .parts import Parts
 class BundleTask(Task):
     """One task: its ``params`` fill the texts and make the state of each attempt.
 
-    ``metadata`` is the bundle's own, with ``params``, ``split`` (None where it is in none) and, where recorded, ``gold``:
-    the assistant messages, in OpenAI's form, that solve it.
+    ``metadata`` is the bundle's own, with ``params``, ``split`` (None where it is in none) and, where recorded,
+    ``gold``: the assistant messages, in OpenAI's form, that solve it.
     """
 
     def __init__(self, id: str, params: Mapping[str, Any], parts: Parts, split: str | None, where: str) -> None:
@@ -64,7 +64,9 @@ class BundleTask(Task):
             ) from error
 
     def fill(self, text: str) -> str:
-        """*text* with the params in its placeholders; as it stands where the task has no params. Raises ValueError saying what is wrong."""
+        """*text* with the params in its placeholders; as it stands where the task has no params. Raises ValueError
+        saying what is wrong.
+        """
         if not self.params:
             return text
         try:
@@ -149,7 +151,9 @@ class BundleRun(TaskRun):
             raise EpisodeFailed(Failure.SETUP_FAILED, detail) from error
 
     def _turn(self, made: Any) -> TurnSpec | None:
-        """What the turns function returned, as a turn: tools by name or as they are, system and tools staying where not given."""
+        """What the turns function returned, as a turn: tools by name or as they are, system and tools staying where
+        not given.
+        """
         if made is None:
             return None
         if isinstance(made, TurnSpec):

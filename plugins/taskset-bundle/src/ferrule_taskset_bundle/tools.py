@@ -39,7 +39,9 @@ class Tool:
         return parameter is not None and parameter.default is parameter.empty
 
     async def run(self, given: Mapping[str, Any], inject: Mapping[str, Any]) -> str:
-        """Check *given* against the schema, call, and give the answer as text. Raises ToolError where an argument does not fit."""
+        """Check *given* against the schema, call, and give the answer as text. Raises ToolError where an argument
+        does not fit.
+        """
         try:
             arguments = arguments_of(self.spec.parameters, given)
         except Mismatch as problem:

@@ -44,7 +44,9 @@ class Tiny:
 
 @attrs.frozen
 class Lora:
-    """Low-rank adapters (https://arxiv.org/abs/2106.09685) in place of full weights. No ``target_modules``: every linear layer but the head."""
+    """Low-rank adapters (https://arxiv.org/abs/2106.09685) in place of full weights. No ``target_modules``: every
+    linear layer but the head.
+    """
 
     rank: int = attrs.field(default=16, validator=v.ge(1))
     alpha: float = attrs.field(default=32.0, validator=v.gt(0.0))
@@ -61,14 +63,16 @@ class LocalTrainer(ferrule.Trainer, name="local"):
 
     @attrs.frozen
     class Config(ferrule.Trainer.Config):
-        """``device`` ``auto`` takes a GPU where there is one. ``dtype`` ``bfloat16`` computes in it; weights stay in float32.
+        """``device`` ``auto`` takes a GPU where there is one. ``dtype`` ``bfloat16`` computes in it; weights stay in
+        float32.
 
-        ``threads``: PyTorch's, None leaves them; results repeat bit for bit only on the same number.
-        ``schedule``: ``lockstep`` decodes only while every open session waits for a token, so that batches, and with them the last bits,
-        do not hang on timing; a session that stays away for ``patience`` seconds holds the others no longer. Sessions whose keys agree up to
-        their last colon are of one episode, and only one of them need wait. ``continuous`` never waits for anybody.
-        ``micro_batch_tokens`` bounds a micro-batch, padding included. ``max_batch``: sessions decoded together, more wait.
-        ``context_length``: the longest context sampled, the model's own positions by default.
+        ``threads``: PyTorch's, None leaves them; results repeat bit for bit only on the same number. ``schedule``:
+        ``lockstep`` decodes only while every open session waits for a token, so that batches, and with them the last
+        bits, do not hang on timing; a session that stays away for ``patience`` seconds holds the others no longer.
+        Sessions whose keys agree up to their last colon are of one episode, and only one of them need wait.
+        ``continuous`` never waits for anybody. ``micro_batch_tokens`` bounds a micro-batch, padding included.
+        ``max_batch``: sessions decoded together, more wait. ``context_length``: the longest context sampled, the
+        model's own positions by default.
         """
 
         tiny: Tiny = Tiny()

@@ -1,8 +1,8 @@
 """Keys and values of many conversations in one tensor, so that all of them decode together.
 
 Rows are right-aligned: the context of row b lies at the physical positions ``[end - lens[b], end)``, and all rows are
-written at the same place. Where a row begins is hidden from attention by a bias; rotary positions are logical ones, so a
-row may be moved about freely.
+written at the same place. Where a row begins is hidden from attention by a bias; rotary positions are logical ones,
+so a row may be moved about freely.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class KVBatch:
             rows = rows if rows <= have_rows else max(rows, min(2 * have_rows, have_rows + 64))
             if used + positions > have_positions:
                 have_positions = max(64, (used + positions) * 3 // 2)
-            fresh = self.store.new_zeros(
-                self.layers, 2, max(rows, have_rows), self.heads, have_positions, self.size
-            )
+            fresh = self.store.new_zeros(self.layers, 2, max(rows, have_rows), self.heads, have_positions, self.size)
             n = len(self.lens)
             fresh[:, :, :n, :, :used] = self.store[:, :, :n, :, start : self.end]
             self.store = fresh

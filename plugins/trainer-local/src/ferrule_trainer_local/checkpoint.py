@@ -70,7 +70,11 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        what = "has no state.json: it is incomplete or no checkpoint of this trainer" if path.is_dir() else "does not exist"
+        what = (
+            "has no state.json: it is incomplete or no checkpoint of this trainer"
+            if path.is_dir()
+            else "does not exist"
+        )
         raise CheckpointError(f"checkpoint {path} {what}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path}: state.json cannot be read: {error}") from error

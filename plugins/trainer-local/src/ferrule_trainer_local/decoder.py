@@ -42,8 +42,9 @@ class Decoder(abc.ABC):
     ) -> Tensor:
         """Feed *ids*, int64[B, k], at logical *positions*, int64[B, k], writing at the physical positions from *end*.
 
-        *kv* [layers, 2, B, kv heads, T, head size]; attention sees physical positions from *start*; *bias* float[B, ≥ end + k] is
-        added to the scores. Returns float32[B, vocab], the logits of the last position; without *head*, float32[0].
+        *kv* [layers, 2, B, kv heads, T, head size]; attention sees physical positions from *start*; *bias* float[B, ≥
+        end + k] is added to the scores. Returns float32[B, vocab], the logits of the last position; without *head*,
+        float32[0].
         """
 
 
@@ -56,7 +57,9 @@ def attention_bias(bias: Tensor | None, start: int, end: int, k: int, like: Tens
 
 @attrs.frozen(eq=False)
 class Layer:
-    """One layer's fused weights. ``norms`` are the gains of queries and keys, per head, where the model normalises them."""
+    """One layer's fused weights. ``norms`` are the gains of queries and keys, per head, where the model normalises
+    them.
+    """
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -68,8 +71,10 @@ class Layer:
 
 
 class FastDecoder(Decoder):
-    """Queries, keys and values in one product, gates and ups in another; the norms' gains folded into the matrices behind
-    them; heads' two halves interleaved, so that a rotation is one complex product."""
+    """Queries, keys and values in one product, gates and ups in another; the norms' gains folded into the matrices
+    behind
+    them; heads' two halves interleaved, so that a rotation is one complex product.
+    """
 
     def __init__(self, model: Any, length: int, dtype: torch.dtype) -> None:
         config = model.config
@@ -121,10 +126,17 @@ class FastDecoder(Decoder):
             o_bias = f"{attention}o_proj.bias"
             gate_up = torch.cat([get(f"{mlp}gate_proj.weight"), get(f"{mlp}up_proj.weight")])
             gate_up = gate_up * get(f"model.layers.{i}.post_attention_layernorm.weight")
-            self.layers.append(Layer(
-                own(qkv), bias, norms, own(get(f"{attention}o_proj.weight")),
-                own(get(o_bias)) if o_bias in weights else None, own(gate_up), own(get(f"{mlp}down_proj.weight")),
-            ))
+            self.layers.append(
+                Layer(
+                    own(qkv),
+                    bias,
+                    norms,
+                    own(get(f"{attention}o_proj.weight")),
+                    own(get(o_bias)) if o_bias in weights else None,
+                    own(gate_up),
+                    own(get(f"{mlp}down_proj.weight")),
+                )
+            )
         self.embed = own(get("model.embed_tokens.weight"))
         head = get("model.embed_tokens.weight" if self.tied else "lm_head.weight")
         self.head = own(head * get("model.norm.weight"))
@@ -188,7 +200,9 @@ class _Window(Cache):
         super().__init__(layers=[])
         self.kv, self.start, self.end = kv, start, end
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         stop = self.end + key_states.shape[-2]
         self.kv[layer_idx, 0, :, :, self.end : stop] = key_states
         self.kv[layer_idx, 1, :, :, self.end : stop] = value_states

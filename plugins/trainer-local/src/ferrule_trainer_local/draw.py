@@ -11,8 +11,10 @@ from ferrule import SamplingParams
 
 
 class Uniforms:
-    """One number in [0, 1) per token position of one request: a function of the session's seed, the number of the request
-    in the session, and the position alone (a counter-based generator, Philox, keyed by the first two)."""
+    """One number in [0, 1) per token position of one request: a function of the session's seed, the number of the
+    request
+    in the session, and the position alone (a counter-based generator, Philox, keyed by the first two).
+    """
 
     def __init__(self, seed: int, request: int) -> None:
         self._generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, request]))

@@ -31,10 +31,18 @@ CHUNK = 1024
 
 
 class Engine:
-    """``counters`` count steps, sampled, forced and prefilled tokens, prefills, patience_expired, and so on, since the start."""
+    """``counters`` count steps, sampled, forced and prefilled tokens, prefills, patience_expired, and so on, since
+    the start.
+    """
 
     def __init__(
-        self, decoder: Decoder, *, lockstep: bool, patience: float, max_batch: int, prefill_tokens: int,
+        self,
+        decoder: Decoder,
+        *,
+        lockstep: bool,
+        patience: float,
+        max_batch: int,
+        prefill_tokens: int,
         prepare: Callable[[], None],
     ) -> None:
         self.decoder, self.lockstep, self.patience = decoder, lockstep, patience
@@ -54,7 +62,9 @@ class Engine:
     # What other threads may call.
 
     def post(self, *events: tuple[Any, ...]) -> None:
-        """Events: ("open", state), ("ask", state, request), ("cancel", state, request), ("close", state), ("call", function)."""
+        """Events: ("open", state), ("ask", state, request), ("cancel", state, request), ("close", state), ("call",
+        function).
+        """
         with self._wake:
             if not self._closed:
                 self._inbox.extend(events)
@@ -250,7 +260,9 @@ class Engine:
             elif state.parked is not None:
                 piece = self._catch_up(state, state.parked)
             else:
-                piece = self._batch.store.new_zeros(*self._batch.store.shape[:2], self.decoder.shape[1], 0, self.decoder.shape[2])
+                piece = self._batch.store.new_zeros(
+                    *self._batch.store.shape[:2], self.decoder.shape[1], 0, self.decoder.shape[2]
+                )
             state.row, state.parked = self._batch.append(piece), None
             self._rows.append(state)
 
@@ -289,7 +301,9 @@ class Engine:
         return kv.piece(0)
 
     def _feed(self, kv: KVBatch, contexts: list[np.ndarray]) -> None:
-        """Feed *contexts* in chunks to the rows of *kv*: several fresh ones, the shorter padded on the left, or one that goes on."""
+        """Feed *contexts* in chunks to the rows of *kv*: several fresh ones, the shorter padded on the left, or one
+        that goes on.
+        """
         device = self.decoder.device
         longest = max(len(c) for c in contexts)
         pads = [longest - len(c) for c in contexts]
@@ -353,7 +367,9 @@ class Engine:
         self.counters["steps"] += at - chunk + 1
         self._record(at, pending, tokens[:, : at + 1].cpu().numpy(), logprobs.cpu().numpy(), ends.cpu().numpy())
 
-    def _record(self, fed: int, pending: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, ends: np.ndarray) -> None:
+    def _record(
+        self, fed: int, pending: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, ends: np.ndarray
+    ) -> None:
         """Write what *fed* steps gave into sessions and requests, and answer those that are complete."""
         done: list[tuple[Request, Sample | EpisodeFailed]] = []
         for row, state in enumerate(self._rows):

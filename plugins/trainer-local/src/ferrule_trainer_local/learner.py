@@ -28,13 +28,21 @@ SHARED = 0.1
 class Learner:
     """Works on *model*, a transformers causal model whose parameters' ``grad`` accumulate.
 
-    *split*: the model's logits are its head applied to its body's hidden states, so that the head may be applied to some
-    positions only. *tokens* bounds a micro-batch, padding included; *autocast* is the dtype to compute in, or None.
-    *dropout* is on only while a gradient is taken. *packs*: the model attends through :mod:`.packing`.
+    *split*: the model's logits are its head applied to its body's hidden states, so that the head may be applied to
+    some positions only. *tokens* bounds a micro-batch, padding included; *autocast* is the dtype to compute in, or
+    None. *dropout* is on only while a gradient is taken. *packs*: the model attends through :mod:`.packing`.
     """
 
     def __init__(
-        self, model: Any, *, split: bool, vocab: int, tokens: int, autocast: torch.dtype | None, dropout: bool = False, packs: bool = False,
+        self,
+        model: Any,
+        *,
+        split: bool,
+        vocab: int,
+        tokens: int,
+        autocast: torch.dtype | None,
+        dropout: bool = False,
+        packs: bool = False,
     ) -> None:
         self.dropout, self.packs = dropout, packs
         self.model, self.split, self.vocab, self.tokens, self.autocast = model, split, vocab, tokens, autocast
@@ -71,13 +79,20 @@ class Learner:
             with torch.enable_grad():
                 loss += self._run(batch, rows, out, objective, begins)
         saved = 0 if begins is None else self._saved(begins, rows)
-        metrics = {"loss": loss, "rows": float(len(rows)), "rows_learned": float(len(which)), "tokens_shared": float(saved)}
+        metrics = {
+            "loss": loss,
+            "rows": float(len(rows)),
+            "rows_learned": float(len(which)),
+            "tokens_shared": float(saved),
+        }
         return StepOutput(tuple(out), metrics)
 
     def _check(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if len(row) and not 0 <= int(row.ids.min()) <= int(row.ids.max()) < self.vocab:
-                raise TrainerError(f"a row of task {row.task_id!r} holds a token that is not among the model's {self.vocab}")
+                raise TrainerError(
+                    f"a row of task {row.task_id!r} holds a token that is not among the model's {self.vocab}"
+                )
 
     def _micro_batches(self, which: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
         batches: list[list[int]] = []
@@ -89,7 +104,9 @@ class Learner:
         return batches
 
     def _begins(self, which: Sequence[int], objective: Objective) -> dict[int, int] | None:
-        """How many tokens of each row stand before the first that is learned, where computing those of like rows once pays."""
+        """How many tokens of each row stand before the first that is learned, where computing those of like rows
+        once pays.
+        """
         if not self.packs:
             return None
         begins: dict[int, int] = {}
@@ -123,7 +140,11 @@ class Learner:
         return batches
 
     def _run(
-        self, batch: list[int], rows: Sequence[Row], out: list[NDArray[np.float32]], objective: Objective | None,
+        self,
+        batch: list[int],
+        rows: Sequence[Row],
+        out: list[NDArray[np.float32]],
+        objective: Objective | None,
         begins: dict[int, int] | None = None,
     ) -> float:
         """Log-probabilities of one micro-batch into *out*; with an *objective*, its backward pass, and its loss."""
@@ -148,6 +169,7 @@ class Learner:
         if objective is None:
             self._logp(states, source, targets, logp, np.arange(len(source)))
         else:
+
             def flat(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
                 return np.concatenate([np.asarray(arrays[i][1:], np.float32) for i in batch])
 
@@ -186,7 +208,12 @@ class Learner:
         return [which[a : a + size] for a in range(0, len(which), size)]
 
     def _logp(
-        self, states: Tensor, source: NDArray[np.int64], targets: Tensor, out: NDArray[np.float32], which: NDArray[np.int64]
+        self,
+        states: Tensor,
+        source: NDArray[np.int64],
+        targets: Tensor,
+        out: NDArray[np.float32],
+        which: NDArray[np.int64],
     ) -> None:
         # Two targets of one state are one token of a beginning that rows share.
         _, once, back = np.unique(source[which], return_index=True, return_inverse=True)
@@ -199,8 +226,14 @@ class Learner:
         out[which] = got[back]
 
     def _backward(
-        self, states: Tensor, source: NDArray[np.int64], targets: Tensor, out: NDArray[np.float32], which: NDArray[np.int64],
-        terms: list[NDArray[np.float32]], objective: Objective,
+        self,
+        states: Tensor,
+        source: NDArray[np.int64],
+        targets: Tensor,
+        out: NDArray[np.float32],
+        which: NDArray[np.int64],
+        terms: list[NDArray[np.float32]],
+        objective: Objective,
     ) -> float:
         """First through the head, part by part, then once through the body."""
         policy, loss = POLICIES[objective.policy], 0.0
@@ -212,7 +245,9 @@ class Learner:
             at += len(part)
             logp = self._token_logp(leaf, targets[self._tensor(part)])
             weight, advantage, old, ce = (self._tensor(term[part]) for term in terms)
-            old = torch.where(weight != 0, old, logp.detach())  # where the policy has no weight, its ratio must not overflow
+            old = torch.where(
+                weight != 0, old, logp.detach()
+            )  # where the policy has no weight, its ratio must not overflow
             value = (weight * policy(logp, old, advantage, objective.options) - ce * logp).sum()
             torch.autograd.backward(value)
             if leaf.grad is not None:

@@ -27,8 +27,15 @@ AGREE = 1e-5
 BROKEN = 1e-2
 """How far decoding with a cache may be from the model at all."""
 TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "tokenizer.model", "chat_template.jinja", "chat_template.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
 )
 
 
@@ -37,7 +44,9 @@ def make(spec: ModelSpec, tiny: Tiny, seed: int) -> Any:
     if spec.path is not None:
         return _load(spec.path)
     if spec.tokenizer_path is None:
-        raise TrainerError("a model made from [trainer.tiny] takes its vocabulary from a tokenizer: give model.tokenizer")
+        raise TrainerError(
+            "a model made from [trainer.tiny] takes its vocabulary from a tokenizer: give model.tokenizer"
+        )
     return _tiny(tiny, spec.tokenizer_path, seed)
 
 
@@ -55,8 +64,10 @@ def _load(path: str) -> Any:
 
 
 def _tiny(tiny: Tiny, tokenizer_path: str, seed: int) -> Any:
-    """A Llama-shaped model. Matrices start at the scale that their fan-in asks for, what adds to the stream at half of it:
-    at the usual deviation of 0.02 a model this small does not learn to copy."""
+    """A Llama-shaped model. Matrices start at the scale that their fan-in asks for, what adds to the stream at half of
+    it:
+    at the usual deviation of 0.02 a model this small does not learn to copy.
+    """
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     try:
@@ -64,12 +75,19 @@ def _tiny(tiny: Tiny, tokenizer_path: str, seed: int) -> Any:
     except (OSError, ValueError) as error:
         raise TrainerError(f"the tokenizer in {tokenizer_path} cannot be loaded: {error}") from error
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=tiny.hidden_size, num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads, num_key_value_heads=tiny.kv_heads or tiny.heads,
-        intermediate_size=tiny.intermediate_size, max_position_embeddings=tiny.max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": tiny.rope_theta}, tie_word_embeddings=tiny.tied,
-        rms_norm_eps=1e-6, bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        vocab_size=len(tokenizer),
+        hidden_size=tiny.hidden_size,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.kv_heads or tiny.heads,
+        intermediate_size=tiny.intermediate_size,
+        max_position_embeddings=tiny.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": tiny.rope_theta},
+        tie_word_embeddings=tiny.tied,
+        rms_norm_eps=1e-6,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
     generator = torch.Generator().manual_seed(derive_seed(seed, "model"))
@@ -91,7 +109,12 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
     target: Any = list(lora.target_modules) if lora.target_modules else "all-linear"
     alpha: Any = lora.alpha  # declared whole by peft, which only divides it
     config = LoraConfig(
-        r=lora.rank, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=target, bias="none", task_type="CAUSAL_LM"
+        r=lora.rank,
+        lora_alpha=alpha,
+        lora_dropout=lora.dropout,
+        target_modules=target,
+        bias="none",
+        task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora"))
@@ -103,7 +126,9 @@ def add_lora(model: Any, lora: Lora, seed: int) -> Any:
 
 @torch.no_grad()
 def published(model: Any) -> dict[str, Tensor]:
-    """The model's weights by their names in a plain transformers model, adapters merged in. Not copies where not merged."""
+    """The model's weights by their names in a plain transformers model, adapters merged in. Not copies where not
+    merged.
+    """
     deltas = {
         name: module.get_delta_weight("default")
         for name, module in model.named_modules()
@@ -115,7 +140,9 @@ def published(model: Any) -> dict[str, Tensor]:
             continue
         owner = name.removesuffix(".weight").removesuffix(".base_layer")
         value = parameter.detach()
-        weights[name.replace(".base_layer.", ".")] = value + deltas[owner] if owner in deltas and name.endswith(".weight") else value
+        weights[name.replace(".base_layer.", ".")] = (
+            value + deltas[owner] if owner in deltas and name.endswith(".weight") else value
+        )
     return weights
 
 
@@ -158,7 +185,10 @@ def packs(model: Any) -> bool:
         stream = packing.pack(rows, begins, model.device)
         with torch.inference_mode():
             states = packing.states(model.model, stream)[torch.from_numpy(stream.source).to(model.device)]
-            plain = [model.model(input_ids=torch.from_numpy(r[None].astype(np.int64)).to(model.device), use_cache=False) for r in rows]
+            plain = [
+                model.model(input_ids=torch.from_numpy(r[None].astype(np.int64)).to(model.device), use_cache=False)
+                for r in rows
+            ]
             want = torch.cat([out.last_hidden_state[0, :-1] for out in plain])
             head = model.get_output_embeddings()
             off = float((head(states).log_softmax(-1) - head(want).log_softmax(-1)).abs().max())

@@ -18,7 +18,9 @@ class Optimizer:
     def __init__(self, kind: str, parameters: Mapping[str, Tensor]) -> None:
         self.kind, self.parameters = kind, dict(parameters)
         hidden = {
-            n: p for n, p in parameters.items() if kind == "muon" and p.ndim == 2 and not any(e in n for e in EMBEDDINGS)
+            n: p
+            for n, p in parameters.items()
+            if kind == "muon" and p.ndim == 2 and not any(e in n for e in EMBEDDINGS)
         }
         rest = {n: p for n, p in parameters.items() if n not in hidden}
         self.muon = torch.optim.Muon(list(hidden.values())) if hidden else None

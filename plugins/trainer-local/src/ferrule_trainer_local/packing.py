@@ -1,7 +1,8 @@
 """Training on rows that begin alike: what they share is computed once, and the gradient is the same.
 
-The attempts of a group answer one prompt, on which nothing is learned. A micro-batch is laid out as one stream of tokens, every
-distinct beginning once and then what follows it in each row; only attention looks at the rows as they are.
+The attempts of a group answer one prompt, on which nothing is learned. A micro-batch is laid out as one stream of
+tokens, every distinct beginning once and then what follows it in each row; only attention looks at the rows as they
+are.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ class Packing:
     """A stream of N tokens: G beginnings of at most P tokens, then R continuations of at most S.
 
     ``ids``, ``positions``  int64[1, N]
-    ``source``    where in the stream the state stands that foretells each target: rows in order, tokens 1 to T - 1 of each
-    ``first``     int64[G, P], ``rest`` int64[R, S], ``keys`` int64[R, P + S]: indexes into the stream, 0 where there is nothing
+    ``source``    where in the stream the state stands that foretells each target: rows in order, tokens 1 to T - 1 of
+                  each
+    ``first``     int64[G, P], ``rest`` int64[R, S], ``keys`` int64[R, P + S]: indexes into the stream, 0 where there
+                  is nothing
     ``real_first``, ``real_rest``  which of the flattened ``first`` and ``rest`` are there, as indexes
     ``mask``      float32[R, 1, S, P + S], added to the scores
     """
@@ -58,15 +61,22 @@ def pack(rows: Sequence[NDArray[np.int32]], begins: Sequence[int], device: torch
     seen[:, :, :long] = (np.arange(long) < np.array(begins)[:, None])[:, None]
     seen[:, :, long:] = np.tri(width, dtype=bool)
     source = [
-        np.concatenate([first[g, :p], rest[r, : len(tail) - 1]]) for r, (g, p, tail) in enumerate(zip(owner, begins, tails, strict=True))
+        np.concatenate([first[g, :p], rest[r, : len(tail) - 1]])
+        for r, (g, p, tail) in enumerate(zip(owner, begins, tails, strict=True))
     ]
 
     def put(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     return Packing(
-        put(np.concatenate([*heads, *tails]).astype(np.int64)[None]), put(np.concatenate(positions)[None]), np.concatenate(source),
-        put(first), put(rest), put(keys), put(real_first), put(real_rest),
+        put(np.concatenate([*heads, *tails]).astype(np.int64)[None]),
+        put(np.concatenate(positions)[None]),
+        np.concatenate(source),
+        put(first),
+        put(rest),
+        put(keys),
+        put(real_first),
+        put(real_rest),
         put(np.where(seen, 0.0, HIDDEN).astype(np.float32)[:, None]),
     )
 
@@ -80,8 +90,15 @@ def _lay(lengths: list[int], at: int) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None,
-    dropout: float = 0.0, packing: Packing | None = None, **kwargs: Any,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    packing: Packing | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it: over a stream where *packing* is given, else the ordinary one."""
     if packing is None:
@@ -98,10 +115,17 @@ def attend(
         return got if times == 1 else got.repeat_interleave(times, 1)
 
     one = F.scaled_dot_product_attention(
-        take(q, packing.first), take(k, packing.first, repeat), take(v, packing.first, repeat), is_causal=True, scale=scaling
+        take(q, packing.first),
+        take(k, packing.first, repeat),
+        take(v, packing.first, repeat),
+        is_causal=True,
+        scale=scaling,
     )
     two = F.scaled_dot_product_attention(
-        take(q, packing.rest), take(k, packing.keys, repeat), take(v, packing.keys, repeat), attn_mask=packing.mask.to(q.dtype),
+        take(q, packing.rest),
+        take(k, packing.keys, repeat),
+        take(v, packing.keys, repeat),
+        attn_mask=packing.mask.to(q.dtype),
         scale=scaling,
     )
     parts = []
@@ -122,7 +146,9 @@ def install(model: Any) -> None:
 
 
 def states(body: Any, packing: Packing) -> Tensor:
-    """Hidden states [N, ·] of the stream. The mask of four dimensions is a word to transformers that there is nothing to make."""
+    """Hidden states [N, ·] of the stream. The mask of four dimensions is a word to transformers that there is
+    nothing to make.
+    """
     nothing = torch.zeros(1, 1, 1, 1, device=packing.ids.device)
     out: Tensor = body(
         input_ids=packing.ids, position_ids=packing.positions, attention_mask=nothing, use_cache=False, packing=packing

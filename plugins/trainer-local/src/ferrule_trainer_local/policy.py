@@ -15,8 +15,10 @@ def importance_sampling(logp: Tensor, old: Tensor, advantage: Tensor, options: M
 
 
 def ppo(logp: Tensor, old: Tensor, advantage: Tensor, options: Mapping[str, float]) -> Tensor:
-    """−min(ratio · advantage, clip(ratio, 1 − eps_clip, 1 + eps_clip_high) · advantage): https://arxiv.org/abs/1707.06347, equation 7,
-    with the upper threshold apart as in DAPO, https://arxiv.org/abs/2503.14476."""
+    """−min(ratio · advantage, clip(ratio, 1 − eps_clip, 1 + eps_clip_high) · advantage):
+    https://arxiv.org/abs/1707.06347, equation 7, with the upper threshold apart as in DAPO,
+    https://arxiv.org/abs/2503.14476.
+    """
     low = options.get("eps_clip", 0.2)
     high = options.get("eps_clip_high")
     high = low if high is None else high
@@ -30,5 +32,7 @@ def cross_entropy(logp: Tensor, old: Tensor, advantage: Tensor, options: Mapping
 
 
 POLICIES: dict[str, Policy] = {
-    "importance_sampling": importance_sampling, "ppo": ppo, "cross_entropy": cross_entropy,
+    "importance_sampling": importance_sampling,
+    "ppo": ppo,
+    "cross_entropy": cross_entropy,
 }

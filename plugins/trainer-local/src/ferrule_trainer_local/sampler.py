@@ -19,9 +19,10 @@ from .engine import Engine
 from .state import Request, State
 
 TURNS = 3
-"""Turns of the event loop after which the engine hears of a request or of a session's end. Openings it hears of at once. So whoever
-was ready to run when a request was made, or is set going by a session's end, has opened its own session before a
-step is taken, and what is in the batch does not hang on which thread was quicker."""
+"""Turns of the event loop after which the engine hears of a request or of a session's end. Openings it hears of at
+once. So whoever was ready to run when a request was made, or is set going by a session's end, has opened its own
+session before a step is taken, and what is in the batch does not hang on which thread was quicker.
+"""
 
 
 class LocalSession(SamplerSession):
@@ -62,8 +63,10 @@ class LocalSampler(Sampler):
 
     @property
     def counters(self) -> Counter[str]:
-        """What was done since the start: steps, prefills, prefill_tokens, forced_tokens, sampled_tokens, reused, cropped,
-        patience_expired."""
+        """What was done since the start: steps, prefills, prefill_tokens, forced_tokens, sampled_tokens, reused,
+        cropped,
+        patience_expired.
+        """
         return Counter(self.engine.counters)
 
     def check(self, prompt: NDArray[np.int32], params: SamplingParams) -> None:

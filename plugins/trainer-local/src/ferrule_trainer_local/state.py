@@ -1,8 +1,8 @@
 """What the engine knows of a session and of its request.
 
-A session's known context is ``ids[:n]``, of which the first ``cached`` are in the cache; what lies between is still to be fed, be it a
-prompt, a tool's answer or the token sampled last. So a request that extends the last one only adds to ``n``, and one that
-does not lowers ``cached`` first.
+A session's known context is ``ids[:n]``, of which the first ``cached`` are in the cache; what lies between is still
+to be fed, be it a prompt, a tool's answer or the token sampled last. So a request that extends the last one only adds
+to ``n``, and one that does not lowers ``cached`` first.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Request:
 class State:
     """A session as the engine sees it. ``row`` is its row in the batch, or ``parked`` what was taken out of it.
 
-    Keys are ``<episode>:<role>``. Roles of one episode mostly wait for one another, so while one of them waits for a token the others
-    need not.
+    Keys are ``<episode>:<role>``. Roles of one episode mostly wait for one another, so while one of them waits for a
+    token the others need not.
     """
 
     def __init__(self, key: str, seed: int, serial: int) -> None:

@@ -72,13 +72,21 @@ class Work:
         if config.lora is not None:
             self.model = models.add_lora(self.model, config.lora, run.seed)
         self.learner = Learner(
-            self.model, split=split, vocab=self.vocab, tokens=config.micro_batch_tokens,
+            self.model,
+            split=split,
+            vocab=self.vocab,
+            tokens=config.micro_batch_tokens,
             autocast=None if self.dtype == torch.float32 else self.dtype,
-            dropout=config.lora is not None and config.lora.dropout > 0, packs=packs,
+            dropout=config.lora is not None and config.lora.dropout > 0,
+            packs=packs,
         )
         engine = Engine(
-            self.decoder, lockstep=config.schedule == "lockstep", patience=config.patience, max_batch=config.max_batch,
-            prefill_tokens=config.micro_batch_tokens, prepare=partial(prepare_thread, config.threads),
+            self.decoder,
+            lockstep=config.schedule == "lockstep",
+            patience=config.patience,
+            max_batch=config.max_batch,
+            prefill_tokens=config.micro_batch_tokens,
+            prepare=partial(prepare_thread, config.threads),
         )
         self.sampler = LocalSampler(engine, self.vocab, length)
 
@@ -92,8 +100,11 @@ class Work:
             raise
         work.executor = executor
         log.debug(
-            "trainer_started", parameters=sum(p.numel() for p in work.model.parameters()), device=str(work.device),
-            decoder=type(work.decoder).__name__, vocab=work.vocab,
+            "trainer_started",
+            parameters=sum(p.numel() for p in work.model.parameters()),
+            device=str(work.device),
+            decoder=type(work.decoder).__name__,
+            vocab=work.vocab,
         )
         return work
 
@@ -185,7 +196,10 @@ class Work:
         if self.optimizer is not None:
             tensors["optimizer"] = self.optimizer.state()
         state = {
-            "model": models.fingerprint(self.model), "step": self.steps, "version": self.version, "dirty": self.dirty,
+            "model": models.fingerprint(self.model),
+            "step": self.steps,
+            "version": self.version,
+            "dirty": self.dirty,
             "optimizer": self.optimizer.kind if self.optimizer is not None else None,
         }
         store.save(path, tensors, state)
@@ -200,7 +214,9 @@ class Work:
     def _restore(self, path: Path) -> None:
         tensors, state = store.load(path)
         if state["model"] != models.fingerprint(self.model):
-            raise CheckpointError(f"checkpoint {path} is of another model than this run's: shapes or frozen weights differ")
+            raise CheckpointError(
+                f"checkpoint {path} is of another model than this run's: shapes or frozen weights differ"
+            )
         parameters = models.trainable(self.model)
         optimizer = Optimizer(state["optimizer"], parameters) if state["optimizer"] else None
         if optimizer is not None:
