@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+import structlog
 
 from ferrule.cli import main
 from ferrule.plugins import default_registry
@@ -128,3 +129,10 @@ def command(site: Site, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
         return int(ended.value.code or 0), out, err
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_earlier_tests(monkeypatch):
+    """Secrets of configurations that other tests loaded here are not known, and no command has configured the log."""
+    monkeypatch.setattr("ferrule.masking._known", set())
+    structlog.reset_defaults()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from .masking import masked
+
 __all__ = [
     "CheckpointError",
     "CommandTimeout",
@@ -22,7 +24,12 @@ __all__ = [
 
 
 class FerruleError(Exception):
-    """Base of every error that Ferrule raises on purpose; its text is fit to be shown to the user as it is."""
+    """Base of every error that Ferrule raises on purpose; its text is fit to be shown to the user as it is. Known
+    secrets are masked in it.
+    """
+
+    def __str__(self) -> str:
+        return masked(super().__str__())
 
 
 class Problem:
@@ -99,7 +106,7 @@ class EpisodeFailed(FerruleError):
     """The run of an episode failed: no reward, retried, then dropped under ``reason``."""
 
     def __init__(self, reason: Failure, detail: str) -> None:
-        self.reason, self.detail = Failure(reason), detail
+        self.reason, self.detail = Failure(reason), masked(detail)
         super().__init__(f"{self.reason}: {detail}")
 
 

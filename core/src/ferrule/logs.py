@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from .masking import masked
+
 __all__ = ["Logger", "get_logger"]
 
 
@@ -23,7 +25,8 @@ class Logger:
     def _emit(self, level: str, event: str, values: dict[str, Any]) -> None:
         structlog = sys.modules.get("structlog")
         if structlog is not None and structlog.is_configured():
-            getattr(structlog.get_logger(self.name), level)(event, logger=self.name, **values)
+            safe = {key: masked(value) if isinstance(value, str) else value for key, value in values.items()}
+            getattr(structlog.get_logger(self.name), level)(event, logger=self.name, **safe)
 
     def debug(self, event: str, **values: Any) -> None:
         self._emit("debug", event, values)

@@ -248,6 +248,15 @@ async def test_a_gradient_that_is_not_finite_is_refused_and_leaves_the_weights(m
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.work.model.parameters(), strict=True))
 
 
+async def test_weights_that_a_step_makes_infinite_are_an_error(make_trainer, random_rows):
+    trainer = await make_trainer()
+    rows = random_rows(np.random.default_rng(1), [6])
+    ones, zeros = (np.ones(6, np.float32),), (np.zeros(6, np.float32),)
+    await trainer.forward_backward(ferrule.Objective(tuple(rows), "cross_entropy", zeros, zeros, ones))
+    with pytest.raises(ferrule.TrainerError, match=r"weights are not finite .* lower the rate"):
+        await trainer.optim_step(ferrule.OptimParams(lr=1e308))
+
+
 async def test_a_policy_without_weight_does_not_poison_what_an_auxiliary_loss_learns(trainer, random_rows):
     rows = random_rows(np.random.default_rng(1), [6])
     ones, zeros = (np.ones(6, np.float32),), (np.zeros(6, np.float32),)

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import click
 
 from .. import __version__
 from ..errors import ConfigError, FerruleError, PluginError
+from ..masking import masked
 from ..plugins.discovery import COMMANDS, Candidate, discover, norm, switched_off
 
 SUMMARIES = {
@@ -163,9 +165,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 1
     except OSError as error:
         if error.errno not in _OUTSIDE:
-            raise
+            click.echo(masked(traceback.format_exc()), err=True)
+            sys.exit(1)
         where = f"{error.filename}: " if error.filename is not None else ""
         _report(FerruleError(f"{where}{error.strerror}"), as_json="--json" in words)
+        code = 1
+    except Exception:  # a fault of ours or of a plugin: its whole traceback helps, and secrets in it do not
+        click.echo(masked(traceback.format_exc()), err=True)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

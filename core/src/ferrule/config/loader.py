@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from ..errors import ConfigError, Problem
+from ..masking import remember
 from ..plugins.registry import Registry, default_registry
 from . import hints
 from . import overrides as set_
@@ -84,6 +85,7 @@ def load_data(
     except RecursionError as error:
         raise ConfigError([Problem((), "cannot be read: its tables are nested too deep", source=str(path))]) from error
     set_at, problems = _override(raw, overrides)
+    remember(raw)
     base = path.absolute().parent
     structurer = Structurer(registry, base=base, cwd=Path.cwd(), source=str(path), lines=lines or {}, sets=set_at)
     good, bad = structurer.fields(RunConfig, raw)

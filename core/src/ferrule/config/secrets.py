@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-HIDDEN = "***"
-_WORDS = frozenset(
-    {
-        "apikey",
-        "authorization",
-        "credential",
-        "credentials",
-        "key",
-        "keys",
-        "passphrase",
-        "passwd",
-        "password",
-        "passwords",
-        "secret",
-        "secrets",
-        "token",
-    }
-)
+from ..masking import HIDDEN, is_secret
 
-
-def is_secret(key: object) -> bool:
-    """Whether a key's name has ``key``, ``token``, ``secret``, ``password``, ``credentials`` or ``authorization``
-    among its words: ``api_key`` does, ``max_tokens`` does not.
-    """
-    if not isinstance(key, str):
-        return False
-    words = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", key)
-    return any(word.lower() in _WORDS for word in words)
+__all__ = ["HIDDEN", "holds_secret", "is_secret", "on_secret_path", "redacted"]
 
 
 def on_secret_path(path: Iterable[object]) -> bool:

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from ..masking import masked
+
 T = TypeVar("T")
 
 BREAKS = (Exception, SystemExit)
@@ -44,7 +46,7 @@ def being_cancelled() -> bool:
 
 
 def one_line(error: BaseException, limit: int = 500) -> str:
-    """``ValueError: what it said``, on one line and bounded."""
-    text = " ".join(str(error).split())
+    """``ValueError: what it said``, on one line and bounded, known secrets masked."""
+    text = masked(" ".join(str(error).split()))
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"

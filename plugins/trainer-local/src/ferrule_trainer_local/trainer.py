@@ -134,6 +134,11 @@ class Work:
                 self.optimizer = Optimizer(optim.name, parameters)
             self.optimizer.step(optim)
             self.dirty = True
+            if not math.isfinite(float(torch.nn.utils.get_total_norm(given))):
+                raise TrainerError(
+                    f"the weights are not finite after the step (learning rate {optim.lr:g}, gradient norm {norm:.3g}): "
+                    "lower the rate, and go on from the last checkpoint"
+                )
         self.clear_gradient()
         self.steps += 1
         late = self.sampler.counters["patience_expired"]
