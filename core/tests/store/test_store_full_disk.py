@@ -147,10 +147,15 @@ def test_the_command_says_in_one_line_what_the_disk_refused(tmp_path, monkeypatc
     assert capsys.readouterr().err == f"{tmp_path / 'file' / 'runs'}: Not a directory\n"
 
 
-def test_other_errors_keep_their_traceback(monkeypatch):
+def test_other_errors_keep_their_traceback(monkeypatch, capsys):
     def broken(*_: object, **__: object) -> None:
         raise OSError("a plugin's own")
 
     monkeypatch.setattr("ferrule.cli.cli.main", broken)
-    with pytest.raises(OSError, match="a plugin's own"):
+    with pytest.raises(SystemExit) as exit_:
         main(["runs", "list"])
+    assert exit_.value.code == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):")
+    assert "in broken" in shown
+    assert shown.endswith("OSError: a plugin's own\n\n")

@@ -163,16 +163,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away (head, less)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except OSError as error:
-        if error.errno not in _OUTSIDE:
+    except Exception as error:
+        code = 1
+        if isinstance(error, OSError) and error.errno in _OUTSIDE:
+            where = f"{error.filename}: " if error.filename is not None else ""
+            _report(FerruleError(f"{where}{error.strerror}"), as_json="--json" in words)
+        else:  # a fault of ours or of a plugin: its whole traceback helps, and secrets in it do not
             click.echo(masked(traceback.format_exc()), err=True)
-            sys.exit(1)
-        where = f"{error.filename}: " if error.filename is not None else ""
-        _report(FerruleError(f"{where}{error.strerror}"), as_json="--json" in words)
-        code = 1
-    except Exception:  # a fault of ours or of a plugin: its whole traceback helps, and secrets in it do not
-        click.echo(masked(traceback.format_exc()), err=True)
-        code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 
