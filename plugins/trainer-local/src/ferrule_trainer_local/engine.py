@@ -53,6 +53,7 @@ class Engine:
         self._batch = KVBatch(decoder.shape, decoder.dtype, decoder.device)
         self._rows: list[State] = []
         self._open: dict[State, None] = {}
+        self._leaving: list[State] = []
         self._inbox: deque[tuple[Any, ...]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -140,7 +141,7 @@ class Engine:
             elif kind == "close":
                 if state.request is not None:
                     self._fail(state.request, "the session was closed")
-                self._leave(state)
+                self._leaving.append(state)
                 self._open.pop(state, None)
 
     def _ask(self, state: State, request: Request) -> None:
@@ -208,8 +209,9 @@ class Engine:
         """Drop every cache. Requests under way are computed again from their tokens so far."""
         self._batch.clear()
         self._rows.clear()
-        for state in self._open:
+        for state in (*self._open, *self._leaving):
             state.forget()
+        self._leaving.clear()
 
     @staticmethod
     def _resolve(results: list[tuple[Request, Sample | EpisodeFailed]]) -> None:
@@ -235,6 +237,11 @@ class Engine:
     # Which rows are in the batch.
 
     def _arrange(self) -> None:
+        # In the order of their keys, not that in which they happened to close: a row that leaves moves another, and where
+        # a row stands may change the last bits of what is computed for it.
+        for state in sorted(self._leaving, key=lambda s: s.order):
+            self._leave(state)
+        self._leaving.clear()
         asking = sorted((s for s in self._open if s.request is not None), key=lambda s: s.order)
         if len(asking) > self.max_batch:
             asking = sorted(asking, key=lambda s: s.row is None)[: self.max_batch]
