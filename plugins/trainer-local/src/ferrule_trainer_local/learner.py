@@ -238,7 +238,9 @@ class Learner:
         """First through the head, part by part, then once through the body."""
         policy, loss = POLICIES[objective.policy], 0.0
         slopes: list[Tensor] = []
-        taken = states[self._tensor(source[which])]
+        # Not states[...]: rows that are packed share states, and its backward pass adds what comes back to one state in the
+        # order in which threads happen to run. That of index_select adds in the order of the index.
+        taken = states.index_select(0, self._tensor(source[which]))
         at = 0
         for part in self._parts(which):
             leaf = taken[at : at + len(part)].detach().requires_grad_()
