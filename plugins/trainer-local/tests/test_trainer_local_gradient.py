@@ -248,6 +248,31 @@ async def test_a_gradient_that_is_not_finite_is_refused_and_leaves_the_weights(m
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.work.model.parameters(), strict=True))
 
 
+async def test_on_several_threads_the_gradient_of_packed_rows_is_the_same_every_time(make_trainer):
+    """Rows of one beginning share the state that foretells their first action: what comes back to it from many rows must
+    be added in one order.
+    """
+    trainer = await make_trainer(threads=2, tiny=Tiny(hidden_size=128, layers=2, heads=4, intermediate_size=128))
+    rng = np.random.default_rng(3)
+    head = rng.integers(0, 29, 40)
+    rows = []
+    for _ in range(64):
+        ids = np.concatenate([head, rng.integers(0, 29, 30)]).astype(np.int32)
+        kind = np.repeat(np.array([0, 1], np.uint8), [40, 30])
+        rows.append(ferrule.Row(ids, kind, np.full(70, -3.0, np.float32) * kind, np.zeros(70, np.int32)))
+    weights = tuple(row.kind.astype(np.float32) for row in rows)
+    old = tuple(row.logprobs for row in rows)
+    objective = ferrule.Objective(tuple(rows), "ppo", weights, old, weights)
+    first = None
+    for _ in range(25):
+        out = await trainer.forward_backward(objective)
+        assert out.metrics["tokens_shared"] > 0
+        gradient = {name: p.grad.clone() for name, p in trainer.work.model.named_parameters()}
+        trainer.work.clear_gradient()
+        first = first or gradient
+        assert all(torch.equal(first[name], g) for name, g in gradient.items())
+
+
 async def test_weights_that_a_step_makes_infinite_are_an_error(make_trainer, random_rows):
     trainer = await make_trainer()
     rows = random_rows(np.random.default_rng(1), [6])
