@@ -67,6 +67,8 @@ def test_train_dev_and_eval_days_are_disjoint(taskset):
     days = {split: {task.params["day"] for task in taskset.tasks(split)} for split in taskset.splits}
     assert {split: len(of) for split, of in days.items()} == {"train": 736, "dev": 64, "eval": 200}
     assert max(max(of) for of in days.values()) < 1000  # a longer number would be another task
+    for of in days.values():
+        assert {day // 100 for day in of} == set(range(10))  # every digit, so that copying it is no other task either
     assert not any(days[a] & days[b] for a, b in itertools.combinations(days, 2))
 
 
@@ -122,7 +124,7 @@ async def test_after_an_accepted_plan_more_are_refused(sim, taskset):
 
 def test_tools_are_shown_as_they_are_typed(taskset):
     (turn,) = taskset.tasks("eval")[0].turns()
-    assert turn.prompt == "Plan day 800."
+    assert turn.prompt == "Plan day 001."
     forecast, submit = turn.tools
     assert forecast.parameters == {
         "type": "object",

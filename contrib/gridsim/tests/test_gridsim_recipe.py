@@ -44,7 +44,7 @@ def test_the_command_trains_the_recipe_and_prints_the_table(tmp_path):
     assert (curve.seed, curve.sft_steps) == (5, 4)
     assert list(curve.evals) == ["untrained", "step-0", "step-1", "step-2"]
     episodes = [json.loads(line) for line in (folder / "episodes" / "eval.jsonl").read_text().splitlines()]
-    assert {episode["task"] for episode in episodes} == {"day-800", "day-801", "day-802", "day-803"}
+    assert {episode["task"] for episode in episodes} == {"day-001", "day-003", "day-005", "day-008"}
     assert not any(episode["failure"] for episode in episodes)
 
 
