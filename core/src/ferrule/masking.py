@@ -60,7 +60,7 @@ def remember(data: Any, *, secret: bool = False) -> None:
 def _values() -> Iterable[str]:
     yield from _known
     for key, value in os.environ.items():
-        # A path or a number under such a name (SSH_AUTH_SOCK, KEY_TIMEOUT) is no secret, and stands in honest errors.
+        # A path or a number under such a name (SSH_KEY, KEY_TIMEOUT) is no secret, and stands in honest errors.
         if len(value) >= LEAST and "/" not in value[:1] and not value.isdigit() and is_secret(key):
             yield value
 

@@ -37,18 +37,6 @@ modes = ["sampled", "greedy"]
 every = 2
 """
 
-SFT = """
-[sft]
-min_steps = 6
-max_steps = 12
-round_steps = 3
-batch_size = 4
-dev_tasks = 5
-target = 0.99
-warmup = 2
-optim = { lr = 0.05 }
-"""
-
 
 @pytest.fixture
 def write(tmp_path: Path):

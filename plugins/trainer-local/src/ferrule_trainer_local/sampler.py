@@ -64,8 +64,7 @@ class LocalSampler(Sampler):
     @property
     def counters(self) -> Counter[str]:
         """What was done since the start: steps, prefills, prefill_tokens, forced_tokens, sampled_tokens, reused,
-        cropped,
-        patience_expired.
+        cropped, patience_expired.
         """
         return Counter(self.engine.counters)
 
