@@ -25,7 +25,7 @@ PLUGINS = [p for p in PROJECTS if p.parent.name == "plugins"]
 LEVELS = [
     {"errors", "logs"},
     {"data"},
-    {"kinds", "sandboxes"},
+    {"kinds", "sandboxes", "rendering"},
     {"plugins", "config"},
     {"rollout", "algorithm", "store"},
     {"training"},

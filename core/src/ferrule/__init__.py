@@ -77,6 +77,22 @@ _HOMES = {
         "hookimpl",
         "hookspec",
     ),
+    "rendering": (
+        "MARKUP",
+        "CallIds",
+        "Encoder",
+        "Guard",
+        "ReplyParser",
+        "Tokens",
+        "Unencodable",
+        "Unreadable",
+        "answer_order",
+        "clean_text",
+        "read_call",
+        "sort_answers",
+        "token_kinds",
+        "typed_arguments",
+    ),
     "config": ("existing",),
     "logs": ("get_logger",),
     "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Ledger"),
@@ -106,6 +122,7 @@ if TYPE_CHECKING:
     from .errors import *  # noqa: F403
     from .kinds import *  # noqa: F403
     from .logs import get_logger as get_logger
+    from .rendering import *  # noqa: F403
     from .rollout import Agent as Agent
     from .rollout import Ledger as Ledger
     from .rollout import Play as Play

@@ -46,12 +46,12 @@ def test_overrides_reach_every_depth_and_make_what_is_missing(loads):
         "losses.0.coef=0.75",
         "observers.0.use=toy_watcher",
         "observers.0.every=3",
-        "renderer.thinking=true",
+        "renderer.trim=true",
     ).config
     assert (config.trainer.config.tiny.layers, config.train.optim.lr, config.eval.modes) == (5, 0.5, ("greedy",))
     assert [(loss.label, loss.config.coef) for loss in config.losses] == [("toy_echo", 0.75)]
     assert [(use.label, use.config.every) for use in config.observers] == [("toy_watcher", 3)]
-    assert config.renderer.config.thinking is True
+    assert config.renderer.config.trim is True
 
 
 @pytest.mark.parametrize(

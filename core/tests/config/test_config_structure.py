@@ -27,8 +27,8 @@ def test_values_defaults_and_plugin_options_arrive_as_their_types(loads, project
 def test_a_plugin_without_options_may_be_named_in_one_line(project, registry, text):
     sound = (project / "run.toml").read_text().replace('[renderer]\nuse = "toy"\n', "")
     (project / "run.toml").write_text(f"{text}\n{sound}")
-    loaded = load(project / "run.toml", ["renderer.thinking=true"], registry)
-    assert (loaded.config.renderer.label, loaded.config.renderer.config.thinking) == ("toy", True)
+    loaded = load(project / "run.toml", ["renderer.trim=true"], registry)
+    assert (loaded.config.renderer.label, loaded.config.renderer.config.trim) == ("toy", True)
     assert loaded.provenance["renderer", "use"].endswith("run.toml:1")
 
 

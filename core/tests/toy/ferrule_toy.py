@@ -71,7 +71,7 @@ class ToyRenderer(ferrule.Renderer, name="toy"):
 
     @attrs.frozen
     class Config(ferrule.Renderer.Config):
-        thinking: bool = False
+        trim: bool = False
 
     def render(self, messages, tools=(), *, generation=True):
         ids = [ord(c) for message in messages for c in message.content]

@@ -127,7 +127,7 @@ def test_a_cut_completion_is_closed(kit):
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_an_open_think_block_is_closed_before_the_turn(kit, opened):
-    k = kit("thinking", template_args={"enable_thinking": True}, keep_thinking=True) if opened else kit("chatml")
+    k = kit("thinking", template_args={"enable_thinking": True}, thinking="keep") if opened else kit("chatml")
     _, _, tail = k.sample(TALK, "Adding them" if opened else "<think>\nAdding them")
     assert tail.message.reasoning == "Adding them"
     assert tail.message.content == ""
@@ -238,7 +238,7 @@ def test_a_strict_template_extends_where_roles_alternate(kit):
 
 def test_thinking_that_the_template_strips_is_no_bridge_unless_it_is_kept(kit):
     thought = "<think>\nbecause\n</think>\n\nDone."
-    for options, bridged in (({}, False), ({"keep_thinking": True}, True)):
+    for options, bridged in (({}, False), ({"thinking": "keep"}, True)):
         k = kit("thinking", **options)
         _, _, tail = k.sample(TALK, thought, stop=k.id("<|im_end|>"))
         assert tail.message.reasoning == "because"

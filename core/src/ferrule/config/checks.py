@@ -50,6 +50,7 @@ class _Checks:
         self.listed_twice("losses", "loss")
         self.listed_twice("observers", "observer")
         self.parts()
+        self.thinking()
         if self.trainer is not None:
             self.policy(self.trainer.cls)
             self.needs(self.trainer)
@@ -106,6 +107,18 @@ class _Checks:
             self.add(
                 "required, and missing: [train] learns from advantages; add [advantage], or set train.steps = 0",
                 "advantage",
+            )
+
+    def thinking(self) -> None:
+        renderer = self.structurer.chosen.get(("renderer",))
+        if renderer is None or renderer.config is None:
+            return
+        choices = tuple(renderer.cls.thinking_choices)  # type: ignore[attr-defined]
+        if renderer.config.thinking not in choices:
+            self.add(
+                f"renderer {renderer.ref!r} cannot do {renderer.config.thinking!r}; it can do {', '.join(map(repr, choices))}",
+                "renderer",
+                "thinking",
             )
 
     def policy(self, trainer: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import attrs
 
 from ..data import Message, ModelSpec, ToolSpec
+from ..errors import PluginError
 from .base import Plugin, hookspec
 
 if TYPE_CHECKING:
@@ -109,8 +110,29 @@ class Renderer(Plugin, abc.ABC):
     Methods are called from the event loop's thread; they do not block for long and keep no state of a conversation.
     """
 
+    serves: ClassVar[tuple[str, ...]] = ()
+    """Model ids (``Qwen/Qwen3-8B``) and, with a ``*`` at the end, families (``Qwen/Qwen3-*``) that it was written for.
+    Those for which ``use = "auto"`` may choose it stand beside its entry point, in the group ``ferrule.auto_renderers``.
+    """
+
     extends: ClassVar[bool] = True
     """Whether :meth:`bridge` can extend a history at all."""
+
+    thinking_choices: ClassVar[tuple[str, ...]] = ("template",)
+    """The values of ``Config.thinking`` that it can do."""
+
+    special_text: ClassVar[str] = "literal"
+    """How the text of a control token inside a content is read: ``literal``, as text; ``control``, as the token itself
+    (an injection), where the library behind cannot do better.
+    """
+
+    @attrs.frozen
+    class Config(Plugin.Config):
+        """``thinking``: what becomes of earlier reasoning. ``template``: what the model's template does; ``keep``: all
+        of it stays in view, and every reply extends the history; ``strip``: none of it is shown again.
+        """
+
+        thinking: Literal["template", "keep", "strip"] = "template"
 
     stop_ids: frozenset[int]
     """Tokens that end a completion. A sampled one belongs to the action."""
@@ -122,6 +144,11 @@ class Renderer(Plugin, abc.ABC):
         """Loads the tokenizer that *model* names. Raises FerruleError with the path where it cannot."""
         super().__init__(config)
         self.model = model
+        if config.thinking not in self.thinking_choices:
+            raise PluginError(
+                f"renderer {self.name!r} cannot do thinking = {config.thinking!r}; it can do "
+                f"{', '.join(map(repr, self.thinking_choices))}"
+            )
 
     @abc.abstractmethod
     def render(
@@ -131,6 +158,12 @@ class Renderer(Plugin, abc.ABC):
 
         Raises EpisodeFailed(render_failed) naming the renderer where the template refuses the messages or drops one.
         """
+
+    def supervised(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:
+        """A demonstration: the whole conversation, ACTION being what is to be learned. By default, :meth:`render`
+        without a generation prompt.
+        """
+        return self.render(messages, tools, generation=False)
 
     @abc.abstractmethod
     def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered | NoBridge:

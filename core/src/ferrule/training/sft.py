@@ -73,7 +73,7 @@ def _rows(run: Run, config: SftConfig) -> list[Row]:
     for demonstration in demonstrations:
         try:
             row = supervised_row(
-                renderer.render(demonstration.messages, demonstration.tools, generation=False), demonstration.task_id
+                renderer.supervised(demonstration.messages, demonstration.tools), demonstration.task_id
             )
         except EpisodeFailed as error:
             reason, example = f"demonstration/{error.reason}", str(error)

@@ -36,16 +36,17 @@ class ChatTemplateRenderer(Renderer, name="chat_template"):
     in it stays text.
     """
 
+    serves = ("*",)
+    thinking_choices = ("template", "keep")
+
     @attrs.frozen
     class Config(Renderer.Config):
         """``template``: a Jinja file to use in place of the tokenizer's own. ``template_args``: variables that the
-        template reads (``enable_thinking = false``). ``keep_thinking``: extend a history even where the template
-        would strip earlier thinking from it, so that it all stays in view.
+        template reads (``enable_thinking = false``).
         """
 
         template: Path | None = attrs.field(default=None, validator=existing)
         template_args: Mapping[str, Any] = attrs.field(factory=dict)
-        keep_thinking: bool = False
 
     def __init__(self, config: Any, model: ModelSpec) -> None:
         super().__init__(config, model)

@@ -12,13 +12,24 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from ferrule import Message, NoBridge, Rendered, Tail, ToolCall, ToolSpec
+from ferrule import (
+    MARKUP,
+    Encoder,
+    Message,
+    NoBridge,
+    Rendered,
+    Tail,
+    ToolCall,
+    ToolSpec,
+    clean_text,
+    sort_answers,
+    token_kinds,
+)
 
-from .encoding import CALL, CALL_END, MARKUP, THINK, Encoder, clean, kinds_of
 from .grammar import ARGUMENT, REASON, REPLY, Grammar, common, opened
-from .rendering import sort_answers
 from .template import Located, Refused, Span, Template
 
+THINK, THINK_END, CALL, CALL_END = MARKUP
 _EMPTY_THINK = re.compile(r"<think>\s*</think>\s*")
 _TRIAL = '\n Fq7trial "\\\\\\"é<b>\n\t'
 """A content that shows what a template does to contents: trims, escapes, or nothing."""
@@ -90,7 +101,7 @@ class Bridging:
         if isinstance(shape, NoBridge):
             return shape
         if shape.fixed:
-            contents = [form(clean(new[i].content)) for i, form in zip(shape.slots, shape.forms, strict=True)]
+            contents = [form(clean_text(new[i].content)) for i, form in zip(shape.slots, shape.forms, strict=True)]
         else:
             try:
                 shape, contents = self._probe(tail, new, tools)
@@ -131,7 +142,7 @@ class Bridging:
         try:
             other, trials = self._probe(tail, trial, tools)
             for k, i in enumerate(slots):
-                content = clean(new[i].content)
+                content = clean_text(new[i].content)
                 forms.append(next(f for f in _FORMS if f(content) == filled[k] and f(_TRIAL) == trials[k]))
         except (Refused, StopIteration, IndexError):
             return attrs.evolve(shape, fixed=False)
@@ -267,7 +278,7 @@ class Bridging:
         tokens = self.encoder.tokenize(text, (), guards)
         if closed:
             tokens = tokens.drop_first()
-        kinds = kinds_of(text, tokens, spans)
+        kinds = token_kinds(text, tokens, spans)
         edges = self._edges(text, shape, spans, new, len(lead))
         marks = [tokens.index(p) for p in edges]
         out = [(0, 0)] * len(new)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import attrs
 
-from ferrule import Message, ToolCall, ToolSpec
+from ferrule import MARKUP, Encoder, Message, ToolCall, ToolSpec
 
-from .encoding import THINK, THINK_END, Encoder
 from .template import Refused, Template
 
+THINK, THINK_END, _, _ = MARKUP
 USER, REPLY, REASON, ARGUMENT, ANSWER, NEXT = (
     f"Fq7{word}z" for word in ("user", "reply", "reason", "argument", "answer", "next")
 )

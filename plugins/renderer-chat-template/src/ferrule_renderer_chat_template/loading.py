@@ -8,12 +8,10 @@ from typing import Any
 
 import attrs
 
-from ferrule import ModelSpec, PluginError
+from ferrule import Encoder, ModelSpec, PluginError, ReplyParser, Unencodable
 
 from .bridging import Bridging
-from .encoding import Encoder, Unencodable
 from .grammar import Grammar, learn
-from .parsing import Parser
 from .rendering import Rendering
 from .template import Refused, Template
 
@@ -28,7 +26,7 @@ class Parts:
     grammar: Grammar
     rendering: Rendering
     bridging: Bridging
-    parser: Parser
+    parser: ReplyParser
     vocab_size: int
 
 
@@ -64,8 +62,8 @@ def load(config: Any, model: ModelSpec) -> Parts:
         encoder,
         grammar,
         Rendering(template, grammar, encoder),
-        Bridging(template, grammar, encoder, config.keep_thinking),
-        Parser(encoder, grammar.stop_ids),
+        Bridging(template, grammar, encoder, config.thinking == "keep"),
+        ReplyParser(encoder, grammar.stop_ids),
         len(tokenizer),
     )
 

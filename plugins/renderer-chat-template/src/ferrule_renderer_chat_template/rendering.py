@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ferrule import Message, Rendered, TokenKind, ToolSpec
+from ferrule import Encoder, Guard, Message, Rendered, TokenKind, ToolSpec, answer_order, token_kinds
 
-from .encoding import Encoder, Guard, kinds_of
 from .grammar import Grammar, opened
 from .template import Located, Span, Template
 
@@ -32,7 +31,7 @@ class Rendering:
         cuts = [p for action in actions if action for p in action]
         tokens = self.encoder.tokenize(text, [*cuts, *located.cuts], guards, fresh=True)
         outside = [s for m, s in zip(shown, located.contents, strict=True) if s and m.role != "assistant"]
-        kinds = kinds_of(text, tokens, sorted(outside))
+        kinds = token_kinds(text, tokens, sorted(outside))
         for action in actions:
             if action:
                 first, last = tokens.overlapping(*action)
@@ -102,32 +101,3 @@ class Rendering:
             start = max(low, limit - (len(text[:limit]) - len(text[:limit].rstrip())))
         close = self._close.search(text, max(after, start)) if self._close else None
         return (start, max(start, close.end() if close else end))
-
-
-def answer_order(messages: Sequence[Message]) -> list[int]:
-    """Indexes of *messages*, the answers to one message's calls put in the order of the calls: many templates pair
-    by order alone.
-    """
-    order = list(range(len(messages)))
-    calls: dict[str, int] = {}
-    i = 0
-    while i < len(messages):
-        if messages[i].role != "tool":
-            calls = {c.id: n for n, c in enumerate(messages[i].tool_calls)}
-            i += 1
-            continue
-        stop = i
-        while stop < len(messages) and messages[stop].role == "tool":
-            stop += 1
-        order[i:stop] = sort_answers(order[i:stop], messages, calls)
-        i = stop
-    return order
-
-
-def sort_answers(block: list[int], messages: Sequence[Message], calls: dict[str, int]) -> list[int]:
-    """*block*, indexes of tool messages, by the position of the call that each answers; as it is where any answers
-    none.
-    """
-    if len(block) < 2 or any(messages[i].tool_call_id not in calls for i in block):
-        return block
-    return sorted(block, key=lambda i: calls[messages[i].tool_call_id or ""])

@@ -10,9 +10,7 @@ from typing import Any
 
 import attrs
 
-from ferrule import Message, ToolCall, ToolSpec
-
-from .encoding import Encoder, clean
+from ferrule import Encoder, Message, ToolCall, ToolSpec, clean_text
 
 Span = tuple[int, int]
 
@@ -111,13 +109,15 @@ class Template:
 
     def wire(self, message: Message) -> dict[str, Any]:
         """*message* as the template takes it."""
-        return self._filled(self._frame(message, "", {}), clean(message.content), clean(message.reasoning or ""))
+        return self._filled(
+            self._frame(message, "", {}), clean_text(message.content), clean_text(message.reasoning or "")
+        )
 
     def _frame(self, message: Message, cut: str, names: Mapping[str, str]) -> dict[str, Any]:
         """All of *message* but its content and reasoning; malformed calls as they were written, under ``raws``."""
         out: dict[str, Any] = {"role": message.role, "raws": ()}
         if message.role == "assistant":
-            raws = [clean(c.raw) for c in message.tool_calls if c.error is not None and c.raw]
+            raws = [clean_text(c.raw) for c in message.tool_calls if c.error is not None and c.raw]
             out["raws"] = [self.encoder.literal(raw, cut, self.encoder.markup) for raw in raws] if cut else raws
             calls = [c for c in message.tool_calls if c.error is None or not c.raw]
             if calls:
@@ -144,7 +144,7 @@ class Template:
 
     def _call(self, call: ToolCall, cut: str) -> dict[str, Any]:
         name, written = call.name, json.dumps(dict(call.arguments), ensure_ascii=False)
-        arguments = json.loads(clean(written))
+        arguments = json.loads(clean_text(written))
         if cut:
             name, arguments = self.encoder.literal(name, cut), self.encoder.literal(arguments, cut)
         if self.arguments_text:
@@ -155,8 +155,8 @@ class Template:
         """Render *messages* and find the content of each. Refused where the template raises, or drops or moves a
         content.
         """
-        contents = [clean(m.content) for m in messages]
-        reasonings = [clean(m.reasoning or "") if m.role == "assistant" else "" for m in messages]
+        contents = [clean_text(m.content) for m in messages]
+        reasonings = [clean_text(m.reasoning or "") if m.role == "assistant" else "" for m in messages]
         names = {c.id: c.name for m in messages for c in m.tool_calls}
         everything = "".join(contents) + "".join(reasonings)
         marks = next((m for m in _MARKS if not m.any.search(everything)), None)

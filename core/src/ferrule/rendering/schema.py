@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ..data import ToolSpec
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -31,6 +33,43 @@ _OF = {
 
 class Unreadable(ValueError):
     """An argument that does not fit its schema; the text is fit to be shown to the model."""
+
+
+def typed_arguments(
+    name: str,
+    arguments: Mapping[str, Any],
+    tools: Sequence[ToolSpec],
+    raws: Callable[[], Mapping[str, str]] = dict,
+) -> dict[str, Any]:
+    """JSON *arguments* of a call of *name*, each as that tool's schema types it: ``7.0`` for an integer is 7, a number
+    for a string is the text as it stood (*raws* gives, when asked, the members' own text). Unreadable names the
+    argument that does not fit.
+    """
+    known, root = schema_of(name, tools)
+    found: Mapping[str, str] | None = None
+    out = {}
+    for field, value in arguments.items():
+        allowed = types(known.get(field), root)
+        if allowed and "string" in allowed and not isinstance(value, str) and found is None:
+            found = raws()
+        out[field] = typed(field, from_json, value, (found or {}).get(field), allowed)
+    return out
+
+
+def typed(name: str, read: Callable[..., Any], *args: Any) -> Any:
+    """What *read* makes of an argument called *name*; its error names it."""
+    try:
+        return read(*args)
+    except Unreadable as error:
+        raise Unreadable(f"argument {name!r} {error}") from None
+
+
+def schema_of(name: str, tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """(properties, the whole schema) of the tool called *name*; both empty where it is unknown."""
+    for tool in tools:
+        if tool.name == name:
+            return properties(tool.parameters), tool.parameters
+    return {}, {}
 
 
 def properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:

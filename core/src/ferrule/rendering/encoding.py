@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule import TokenKind
+from ..data import TokenKind
 
 THINK, THINK_END, CALL, CALL_END = MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """The tags that an assistant writes itself: in its own messages they are control tokens where the vocabulary has them."""
@@ -185,7 +185,7 @@ def _runs(ids: Sequence[int], size: int) -> list[tuple[bool, list[int]]]:
     return out
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """*text* with lone surrogates, which no tokenizer encodes, replaced by ``?``."""
     if text.isascii():
         return text
@@ -196,7 +196,7 @@ def clean(text: str) -> str:
     return text
 
 
-def kinds_of(text: str, tokens: Tokens, observations: Iterable[tuple[int, int]]) -> NDArray[np.uint8]:
+def token_kinds(text: str, tokens: Tokens, observations: Iterable[tuple[int, int]]) -> NDArray[np.uint8]:
     """uint8[T]: OBSERVATION where a token covers any of the spans, save where it shares only blanks of it with the
     template.
     """

@@ -7,13 +7,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from ferrule import Message, Parsed, ParseProblem, ToolCall, ToolSpec
-
-from .encoding import CALL, CALL_END, MARKUP, THINK, THINK_END, Encoder, clean
-from .schema import Unreadable, from_json, from_text, properties, types
+from ..data import Message, ToolCall, ToolSpec
+from ..kinds import Parsed, ParseProblem
+from .encoding import CALL, CALL_END, MARKUP, THINK, THINK_END, Encoder, clean_text
+from .schema import Unreadable, from_text, schema_of, typed, typed_arguments, types
 
 Piece = tuple[str, str, int, int]
 """(tag or '' for text, the text, first token, last token + 1)"""
@@ -24,7 +24,7 @@ _ENDS = re.compile(r"</parameter>(?=\s*(?:<parameter=|\Z))")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class Parser:
+class ReplyParser:
     """Reads completions; keeps nothing of them."""
 
     def __init__(self, encoder: Encoder, stop_ids: frozenset[int]) -> None:
@@ -37,7 +37,7 @@ class Parser:
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec], opened: Sequence[str]) -> Parsed:
         stopped = bool(ids) and ids[-1] in self.stop_ids
         body = ids[:-1] if stopped else ids
-        reading = _Reading(tools, _Ids(ids), "think" in opened)
+        reading = _Reading(tools, CallIds(ids), "think" in opened)
         for piece in self._pieces(body):
             reading.take(*piece)
         return reading.finish(len(body), stopped)
@@ -74,7 +74,7 @@ class Parser:
             low = max(start, high - (high > start and len(self.encoder.decode(ids[start:high])) > len(done)))
 
 
-class _Ids:
+class CallIds:
     """Ids for calls, made of the completion's tokens and the call's place in it: the same for the same completion."""
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class _Ids:
 class _Reading:
     """One completion being read, piece by piece."""
 
-    def __init__(self, tools: Sequence[ToolSpec], ids: _Ids, thinking: bool) -> None:
+    def __init__(self, tools: Sequence[ToolSpec], ids: CallIds, thinking: bool) -> None:
         self.tools, self.ids = tools, ids
         self.thinking = thinking
         self.thoughts: list[str] = [""] if thinking else []
@@ -154,7 +154,7 @@ class _Reading:
     def _broken(self, stop: int, why: str) -> None:
         inner = "".join(self.inside or ())
         self.inside = None
-        raw = clean(CALL + inner)
+        raw = clean_text(CALL + inner)
         self.calls.append(ToolCall(self.ids.next(), _name_in(inner), {}, why, raw))
         self.problems.append(ParseProblem((self.began, stop), raw, why))
 
@@ -164,7 +164,9 @@ class _Reading:
             inner = "".join(self.inside)
             call, problem = read_call(inner, self.tools, self.ids.next(), CALL + inner)
             if problem or not stopped:
-                call = ToolCall(call.id, call.name, {}, f"the call never closes with {CALL_END}", clean(CALL + inner))
+                call = ToolCall(
+                    call.id, call.name, {}, f"the call never closes with {CALL_END}", clean_text(CALL + inner)
+                )
             self.calls.append(call)
             self.problems.append(
                 ParseProblem((self.began, length), CALL + inner, f"the call never closes with {CALL_END}")
@@ -202,15 +204,7 @@ def read_call(inner: str, tools: Sequence[ToolSpec], call_id: str, raw: str) -> 
         why = str(error) if isinstance(error, Unreadable) else f"the call is not valid JSON: {error}"
         if isinstance(error, RecursionError):
             why = "the call is nested too deeply"
-        return ToolCall(call_id, _name_in(inner), {}, why, clean(raw)), why
-
-
-def _schema(name: str, tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """(properties, the whole schema) of the tool called *name*."""
-    for tool in tools:
-        if tool.name == name:
-            return properties(tool.parameters), tool.parameters
-    return {}, {}
+        return ToolCall(call_id, _name_in(inner), {}, why, clean_text(raw)), why
 
 
 def _xml(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
@@ -220,7 +214,7 @@ def _xml(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
     name, body = match[1].strip(), match[2]
     if not name:
         raise Unreadable("the call names no function")
-    known, root = _schema(name, tools)
+    known, root = schema_of(name, tools)
     arguments: dict[str, Any] = {}
     at = 0
     while body[at:].strip():
@@ -239,7 +233,7 @@ def _xml(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
         value = body[head.end() : end.start()]
         value = value[value.startswith("\n") :]
         value = value[: -1 if value.endswith("\n") else None]
-        arguments[key] = _argument(key, from_text, clean(value), types(known.get(key), root))
+        arguments[key] = typed(key, from_text, clean_text(value), types(known.get(key), root))
         at = end.end()
     return name, arguments
 
@@ -261,25 +255,11 @@ def _json(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise Unreadable('"arguments" is not an object')
-    known, root = _schema(name, tools)
-    out = {}
-    raws: dict[str, str] | None = None
-    for field, value in arguments.items():
-        allowed = types(known.get(field), root)
-        if allowed and "string" in allowed and not isinstance(value, str) and raws is None:
-            raws = _raw_members(text)
-        out[field] = _argument(field, from_json, value, (raws or {}).get(field), allowed)
+    out = typed_arguments(name, arguments, tools, lambda: _raw_members(text))
     if "\\u" in text:
         # An escaped half of a surrogate pair is valid JSON and no valid text.
-        name, out = clean(name), json.loads(clean(json.dumps(out, ensure_ascii=False)))
+        name, out = clean_text(name), json.loads(clean_text(json.dumps(out, ensure_ascii=False)))
     return name, out
-
-
-def _argument(name: str, read: Any, *args: Any) -> Any:
-    try:
-        return read(*args)
-    except Unreadable as error:
-        raise Unreadable(f"argument {name!r} {error}") from None
 
 
 def _constant(word: str) -> Any:
@@ -311,4 +291,4 @@ def _raw_members(text: str) -> dict[str, str]:
 def _name_in(text: str) -> str:
     """The function's name in a call that does not parse, as far as it can be told; else ''."""
     match = re.search(r'<function=([^>\s]+)|"name"\s*:\s*"([^"\\]*)"', text)
-    return clean((match[1] or match[2]) if match else "")
+    return clean_text((match[1] or match[2]) if match else "")
