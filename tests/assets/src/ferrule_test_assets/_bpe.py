@@ -83,20 +83,18 @@ def add_tokens(tokenizer: Tokenizer, tokens: Mapping[int, tuple[str, bool]]) -> 
 
 def save(
     folder: Path,
-    tokenizer: Tokenizer | Path,
+    tokenizer: Tokenizer,
     template: str | None,
     *,
     eos: str,
     pad: str,
     bos: str | None = None,
     unk: str | None = None,
+    stops: Sequence[str] = (),
     length: int,
 ) -> None:
-    """Write what ``AutoTokenizer.from_pretrained`` reads; *tokenizer* may be a tokenizer.json that exists."""
-    if isinstance(tokenizer, Path):
-        (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
-    else:
-        tokenizer.save(str(folder / "tokenizer.json"))
+    """Write what ``AutoTokenizer.from_pretrained`` reads, and which tokens the model stops at (*eos* unless said)."""
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "add_bos_token": False,
         "add_prefix_space": False,
@@ -110,5 +108,10 @@ def save(
         "unk_token": unk,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
+    ends = {
+        "eos_token_id": [tokenizer.token_to_id(s) for s in stops or [eos]],
+        "pad_token_id": tokenizer.token_to_id(pad),
+    }
+    (folder / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

@@ -50,7 +50,10 @@ def cached(name: str, sources: tuple[str, ...], build: Callable[[Path], None], *
             partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=root))
             try:
                 build(partial)
+                # Temporary folders and some writers' files are their owner's alone; a cache may be shared.
                 partial.chmod(0o755)
+                for path in partial.iterdir():
+                    path.chmod(0o644)
                 partial.rename(folder)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)

