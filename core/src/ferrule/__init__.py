@@ -20,6 +20,7 @@ _HOMES = {
         "Failure",
         "ToolError",
         "RolloutCut",
+        "Superseded",
         "SandboxError",
         "CommandTimeout",
         "TrainerError",
@@ -95,7 +96,7 @@ _HOMES = {
     ),
     "config": ("existing",),
     "logs": ("get_logger",),
-    "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Ledger"),
+    "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Session", "Ledger"),
     "sandboxes": (
         "OUTPUT_LIMIT",
         "BoundedOutput",
@@ -128,6 +129,7 @@ if TYPE_CHECKING:
     from .rollout import Play as Play
     from .rollout import Reply as Reply
     from .rollout import Rollout as Rollout
+    from .rollout import Session as Session
     from .rollout import Turn as Turn
     from .sandboxes import *  # noqa: F403
 

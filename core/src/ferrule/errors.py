@@ -18,6 +18,7 @@ __all__ = [
     "Problem",
     "RolloutCut",
     "SandboxError",
+    "Superseded",
     "ToolError",
     "TrainerError",
 ]
@@ -142,3 +143,12 @@ class RolloutCut(FerruleError):
     def __init__(self, termination: enum.StrEnum, detail: str = "") -> None:
         self.termination, self.detail = termination, detail
         super().__init__(f"{termination}{': ' + detail if detail else ''}")
+
+
+class Superseded(FerruleError):
+    """A newer request of the same conversation took the place of this one while it was being sampled; its result is
+    not kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("a newer request of this conversation took the place of this one")

@@ -52,11 +52,12 @@ class ModelSpec:
 
     ``path`` is a Hugging Face folder of weights, or a name that the trainer's service knows; None where the trainer
     makes the model from its own section. ``tokenizer`` is a Hugging Face folder with the chat template; ``path``
-    where absent.
+    where absent. ``id`` is the model's public id (``Qwen/Qwen3-8B``), by which ``use = "auto"`` finds a renderer.
     """
 
     path: str | None = None
     tokenizer: str | None = None
+    id: str | None = None
 
     @property
     def tokenizer_path(self) -> str | None:

@@ -34,7 +34,10 @@ class Sample:
 
 
 class SamplerSession(abc.ABC):
-    """One conversation with one cache. One request at a time; cancelling a request leaves the session usable."""
+    """One conversation with one cache. Cancelling a request leaves the session usable."""
+
+    concurrent: ClassVar[bool] = False
+    """Whether several requests may be under way at once; else they are made one at a time."""
 
     @abc.abstractmethod
     async def sample(self, prompt: NDArray[np.int32], params: SamplingParams) -> Sample:

@@ -1,11 +1,12 @@
-"""Playing: the token ledger, the agent over it, the play of a task, the slots, and the player that joins them."""
+"""Playing: the token ledger, the session and the agent over it, the play of a task, the slots, and the player that joins them."""
 
-from .agent import Agent, Reply
+from .agent import Agent
 from .ledger import Ledger
 from .plan import Extend, Repeat, Reset, Start
 from .play import Play, PlayResult, Turn
 from .player import Player, Stats
 from .rollout import Rollout
+from .session import Reply, Session
 from .slots import Slots
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Reply",
     "Reset",
     "Rollout",
+    "Session",
     "Slots",
     "Start",
     "Stats",
