@@ -41,6 +41,14 @@ class Thread:
     counts: Counter[Hashable] = attrs.field(factory=Counter)
 
 
+@attrs.define(eq=False)
+class Stream:
+    """A live segment of an agent that keeps tokens itself: where its last completion begins."""
+
+    segment: int
+    prompt_length: int
+
+
 @attrs.frozen(eq=False)
 class Start:
     """The agent's first request: a segment opens."""

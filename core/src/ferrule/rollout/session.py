@@ -16,7 +16,19 @@ from ..errors import EpisodeFailed, Failure, RolloutCut, Superseded
 from ..kinds import NoBridge, Parsed, Rendered, Renderer, Sample, SamplerSession, Tail
 from ..logs import get_logger
 from .ledger import Ledger
-from .plan import LIVE_THREADS, Extend, Match, Repeat, Reset, Start, Thread, key, kinds_after_reset, match
+from .plan import (
+    LIVE_THREADS,
+    Extend,
+    Match,
+    Repeat,
+    Reset,
+    Start,
+    Stream,
+    Thread,
+    key,
+    kinds_after_reset,
+    match,
+)
 from .shutdown import BREAKS, being_cancelled, one_line
 
 if TYPE_CHECKING:
@@ -50,15 +62,19 @@ class _Flight:
 
     __slots__ = ("done", "messages", "superseded", "task", "thread", "tools")
 
-    def __init__(self, thread: Thread | None, messages: list[Message], tools: tuple[ToolSpec, ...]) -> None:
+    def __init__(
+        self, thread: Thread | Stream | None, messages: list[Message] | bytes, tools: tuple[ToolSpec, ...] = ()
+    ) -> None:
         self.thread, self.messages, self.tools = thread, messages, tools
         self.task: asyncio.Task[Sample] | None = None
         self.done = asyncio.Event()
         self.superseded = False
 
-    def met_by(self, found: object, messages: list[Message], tools: tuple[ToolSpec, ...]) -> bool:
+    def met_by(
+        self, thread: Thread | Stream | None, messages: list[Message] | bytes, tools: tuple[ToolSpec, ...] = ()
+    ) -> bool:
         """Whether a request takes the place of this one: it goes on from the same thread, or is the same again."""
-        if isinstance(found, Match | Repeat) and found.thread is self.thread:
+        if thread is not None and thread is self.thread:
             return True
         return self.tools == tools and self.messages == messages
 
@@ -95,6 +111,7 @@ class Session:
         self.resets = 0
         self._engine, self._vocab_size = engine, vocab_size
         self._threads: list[Thread] = []
+        self._streams: list[Stream] = []
         self._flights: list[_Flight] = []
         self._held: Counter[Hashable] = Counter()
         self._turn: AbstractAsyncContextManager[Any] = nullcontext() if engine.concurrent else asyncio.Lock()
@@ -165,6 +182,42 @@ class Session:
         found.generation, found.prompt_length, found.opened = generation, prompt_length, rendered.opened
         return self._commit(found, new, sample)
 
+    async def complete(self, ids: NDArray[np.int32], params: SamplingParams, room: Room) -> Reply:
+        """The completion of *ids*, int32[T], the whole context as the caller holds it: for agents that keep tokens.
+
+        Where *ids* begin with all that a segment holds, what they add to it is OBSERVATION, as it came from outside;
+        where they are the prompt of its last completion, that completion is cut off and sampled again; else a segment
+        opens. Raises as :meth:`reply` does, and EpisodeFailed(invalid_token).
+        """
+        ids = np.ascontiguousarray(ids, np.int32)
+        self._in_vocabulary(ids, "the request holds")
+        name = ids.tobytes()
+        while True:
+            stream, again = self._stream(ids)
+            rival = next((flight for flight in self._flights if flight.met_by(stream, name)), None)
+            if rival is None:
+                break
+            await rival.end()
+        flight = self._flight(stream, name)
+        if stream is not None and again:
+            superseded = self.ledger.length(stream.segment) - stream.prompt_length
+            sample = await self._complete(flight, ids, params, room, superseded)
+            self.ledger.crop(stream.segment, stream.prompt_length)
+        else:
+            segment = self.ledger.open() if stream is None else stream.segment
+            held = self.ledger.length(segment)
+            kind = TokenKind.PROMPT if stream is None else TokenKind.OBSERVATION
+            self.ledger.prompt(segment, ids[held:], np.full(len(ids) - held, kind, np.uint8))
+            prompt = self.ledger.tokens(segment)
+            sample = await self._complete(flight, prompt, params, room, undo=(segment, held))
+            if stream is None:
+                stream = Stream(segment, 0)
+                self._streams = [*self._streams, stream][-LIVE_THREADS:]
+            stream.prompt_length = len(ids)
+        parsed = self._guarded("parse", self.renderer.parse, sample.ids, ())
+        step = self.ledger.sample(stream.segment, sample, parsed.message, parsed.status)
+        return Reply(parsed.message, parsed, step, sample.stop_reason, stream.prompt_length, sample)
+
     def trajectory(self, reward: float | None) -> Trajectory:
         """What this agent did, as views of the ledger."""
         segments = self.ledger.segments()
@@ -176,12 +229,29 @@ class Session:
         if not self._flights:
             return None
         found = match(self._threads, messages, tools)
-        return next((flight for flight in self._flights if flight.met_by(found, messages, tools)), None)
+        thread = found.thread if isinstance(found, Match | Repeat) else None
+        return next((flight for flight in self._flights if flight.met_by(thread, messages, tools)), None)
 
-    def _flight(self, thread: Thread | None, messages: list[Message], tools: tuple[ToolSpec, ...]) -> _Flight:
+    def _flight(
+        self, thread: Thread | Stream | None, messages: list[Message] | bytes, tools: tuple[ToolSpec, ...] = ()
+    ) -> _Flight:
         flight = _Flight(thread, messages, tools)
         self._flights.append(flight)
         return flight
+
+    def _stream(self, ids: NDArray[np.int32]) -> tuple[Stream | None, bool]:
+        """The segment that *ids* go on from, the longest, and whether they are its last prompt again."""
+        best: Stream | None = None
+        again = False
+        for stream in self._streams:
+            held = self.ledger.tokens(stream.segment)
+            size = len(held)
+            if size <= len(ids) and (best is None or again or size > self.ledger.length(best.segment)):
+                if np.array_equal(held, ids[:size]):
+                    best, again = stream, False
+            elif best is None and stream.prompt_length == len(ids) and np.array_equal(held[: len(ids)], ids):
+                best, again = stream, True
+        return best, again
 
     async def _complete(
         self,

@@ -1,0 +1,185 @@
+"""A session: several conversations at once over one ledger, newer requests in the place of older ones, token prompts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from ferrule import EpisodeFailed, Message, Sample, SamplerSession, SamplingParams, Session, Superseded, TokenKind
+from ferrule.algorithm import rows_of
+
+PARAMS = SamplingParams(max_tokens=64)
+
+
+def room(length: int, superseded: int) -> int:
+    return 1000
+
+
+class Engine(SamplerSession):
+    """Answers ``said <n> <end>`` to its n-th request, each when it is let go."""
+
+    concurrent = True
+
+    def __init__(self, renderer, held=False):
+        self.renderer, self.prompts, self.cancelled = renderer, [], 0
+        self.gate = asyncio.Event()
+        if not held:
+            self.gate.set()
+
+    async def sample(self, prompt, params):
+        n = len(self.prompts)
+        self.prompts.append(np.array(prompt))
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        ids = self.renderer.encode(["said", str(n), "<end>"])
+        return Sample(ids, np.full(3, -0.5, np.float32), np.zeros(3, np.int32), "stop")
+
+
+@pytest.fixture
+def make(kit):
+    def made(held=False):
+        renderer = kit.WordRenderer()
+        engine = Engine(renderer, held)
+        return Session(renderer, engine, key="s"), engine
+
+    return made
+
+
+def user(text):
+    return Message("user", text)
+
+
+async def test_two_conversations_at_once_do_not_mix(make):
+    session, engine = make(held=True)
+    main = asyncio.ensure_future(session.reply([user("work")], (), PARAMS, room))
+    title = asyncio.ensure_future(session.reply([user("a title please")], (), PARAMS, room))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    engine.gate.set()
+    one, two = await asyncio.gather(main, title)
+    assert (one.message.content, two.message.content) == ("said 0", "said 1")
+    after = await session.reply([user("work"), one.message, user("more")], (), PARAMS, room)
+    assert after.message.content == "said 2"
+    assert session.resets == 0
+    texts = [session.renderer.decode(s.ids) for s in session.ledger.segments()]
+    assert texts[0].startswith("<user> work <end>")
+    assert "more" in texts[0]
+    assert texts[1].startswith("<user> a title please <end>")
+
+
+async def test_the_same_request_again_takes_the_place_of_the_one_in_flight(make):
+    session, engine = make(held=True)
+    first = asyncio.ensure_future(session.reply([user("work")], (), PARAMS, room))
+    await asyncio.sleep(0.01)
+    second = asyncio.ensure_future(session.reply([user("work")], (), PARAMS, room))
+    await asyncio.sleep(0.01)
+    assert engine.cancelled == 1
+    engine.gate.set()
+    with pytest.raises(Superseded):
+        await first
+    assert (await second).message.content == "said 1"
+    (row,) = rows_of([session.trajectory(None)])
+    assert (row.kind == TokenKind.ACTION).sum() == 3
+
+
+async def test_a_request_that_goes_on_from_the_same_reply_supersedes_the_one_in_flight(make):
+    session, engine = make()
+    reply = await session.reply([user("work")], (), PARAMS, room)
+    engine.gate.clear()
+    history = [user("work"), reply.message]
+    older = asyncio.ensure_future(session.reply([*history, user("left")], (), PARAMS, room))
+    await asyncio.sleep(0.01)
+    newer = asyncio.ensure_future(session.reply([*history, user("right")], (), PARAMS, room))
+    await asyncio.sleep(0.01)
+    engine.gate.set()
+    with pytest.raises(Superseded):
+        await older
+    assert (await newer).message.content == "said 2"
+    (segment,) = session.ledger.segments()
+    text = session.renderer.decode(segment.ids)
+    assert "left" not in text
+    assert "right" in text
+
+
+async def test_a_caller_that_goes_away_leaves_no_trace(make):
+    session, engine = make(held=True)
+    task = asyncio.ensure_future(session.reply([user("work")], (), PARAMS, room))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(session.ledger) == 0
+    assert engine.cancelled == 1
+    engine.gate.set()
+    assert (await session.reply([user("work")], (), PARAMS, room)).message.content == "said 1"
+
+
+async def test_an_engine_of_one_request_at_a_time_is_asked_so(kit):
+    renderer = kit.WordRenderer()
+
+    class OneAtATime(Engine):
+        concurrent = False
+        running = most = 0
+
+        async def sample(self, prompt, params):
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0)
+            try:
+                return await super().sample(prompt, params)
+            finally:
+                self.running -= 1
+
+    engine = OneAtATime(renderer)
+    session = Session(renderer, engine)
+    replies = await asyncio.gather(*(session.reply([user(f"w{i}")], (), PARAMS, room) for i in range(8)))
+    assert engine.most == 1
+    assert [r.message.content for r in replies] == [f"said {i}" for i in range(8)]
+
+
+async def test_token_prompts_that_grow_are_one_row_with_the_new_tokens_observed(make):
+    session, engine = make()
+    first = np.array([5, 6, 7], np.int32)
+    reply = await session.complete(first, PARAMS, room)
+    grown = np.concatenate([first, reply.sample.ids, np.array([8, 9], np.int32)])
+    await session.complete(grown, PARAMS, room)
+    (row,) = rows_of([session.trajectory(None)])
+    kinds = [TokenKind.PROMPT] * 3 + [TokenKind.ACTION] * 3 + [TokenKind.OBSERVATION] * 2 + [TokenKind.ACTION] * 3
+    assert row.kind.tolist() == kinds
+    assert np.array_equal(row.ids[:8], grown)
+    assert np.array_equal(engine.prompts[1], grown)
+
+
+async def test_a_token_prompt_again_is_sampled_again_and_another_opens_a_segment(make):
+    session, _ = make()
+    first = np.array([5, 6, 7], np.int32)
+    await session.complete(first, PARAMS, room)
+    await session.complete(first, PARAMS, room)
+    assert len(session.ledger) == 1
+    assert session.ledger.sampled == 1
+    await session.complete(np.array([5, 9], np.int32), PARAMS, room)
+    assert len(session.ledger) == 2
+
+
+async def test_a_token_prompt_outside_the_vocabulary_is_refused_and_leaves_no_trace(kit):
+    renderer = kit.WordRenderer()
+    session = Session(renderer, Engine(renderer), vocab_size=100)
+    with pytest.raises(EpisodeFailed, match="token 100; the vocabulary has 100"):
+        await session.complete(np.array([1, 100], np.int32), PARAMS, room)
+    assert len(session.ledger) == 0
+
+
+async def test_what_has_no_room_is_raised_as_the_caller_says_and_leaves_no_trace(make):
+    session, engine = make()
+
+    def none(length, superseded):
+        raise ValueError(f"{length} tokens are too many")
+
+    with pytest.raises(ValueError, match="tokens are too many"):
+        await session.reply([user("work")], (), PARAMS, none)
+    assert (len(session.ledger), engine.prompts) == (0, [])
