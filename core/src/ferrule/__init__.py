@@ -94,7 +94,7 @@ _HOMES = {
         "token_kinds",
         "typed_arguments",
     ),
-    "config": ("existing",),
+    "config": ("Use", "existing", "load_config"),
     "logs": ("get_logger",),
     "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Session", "Ledger"),
     "sandboxes": (
@@ -118,7 +118,9 @@ _WHERE = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted(_WHERE)]
 
 if TYPE_CHECKING:
+    from .config import Use as Use
     from .config import existing as existing
+    from .config import load_config as load_config
     from .data import *  # noqa: F403
     from .errors import *  # noqa: F403
     from .kinds import *  # noqa: F403

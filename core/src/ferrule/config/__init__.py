@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .explaining import explain as explain
     from .loader import Loaded as Loaded
     from .loader import load as load
+    from .loader import load_config as load_config
     from .loader import load_data as load_data
     from .saving import save as save
     from .schema import RunConfig as RunConfig
@@ -25,12 +26,13 @@ _HOMES = {
     "RunConfig": "schema",
     "explain": "explaining",
     "load": "loader",
+    "load_config": "loader",
     "load_data": "loader",
     "redacted": "secrets",
     "save": "saving",
 }
 
-__all__ = ["Loaded", "RunConfig", "Use", "existing", "explain", "load", "load_data", "redacted", "save"]
+__all__ = ["Loaded", "RunConfig", "Use", "existing", "explain", "load", "load_config", "load_data", "redacted", "save"]
 
 
 def __getattr__(name: str) -> Any:

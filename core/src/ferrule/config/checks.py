@@ -26,6 +26,19 @@ def cross_checks(
     return _Checks(good, raw, structurer, registry).run()
 
 
+def renderer_checks(structurer: Structurer) -> list[Problem]:
+    """What the chosen renderer cannot do."""
+    chosen = structurer.chosen.get(("renderer",))
+    if chosen is None or chosen.config is None:
+        return []
+    choices = tuple(chosen.cls.thinking_choices)  # type: ignore[attr-defined]
+    if chosen.config.thinking in choices:
+        return []
+    label, can = _label_of(chosen), ", ".join(map(repr, choices))
+    message = f"renderer {label!r} cannot do {chosen.config.thinking!r}; it can do {can}"
+    return [structurer.problem(message, ("renderer", "thinking"))]
+
+
 class _Checks:
     def __init__(
         self, good: Mapping[str, Any], raw: Mapping[str, Any], structurer: Structurer, registry: Registry
@@ -50,7 +63,7 @@ class _Checks:
         self.listed_twice("losses", "loss")
         self.listed_twice("observers", "observer")
         self.parts()
-        self.thinking()
+        self.problems += renderer_checks(self.structurer)
         if self.trainer is not None:
             self.policy(self.trainer.cls)
             self.needs(self.trainer)
@@ -107,18 +120,6 @@ class _Checks:
             self.add(
                 "required, and missing: [train] learns from advantages; add [advantage], or set train.steps = 0",
                 "advantage",
-            )
-
-    def thinking(self) -> None:
-        renderer = self.structurer.chosen.get(("renderer",))
-        if renderer is None or renderer.config is None:
-            return
-        choices = tuple(renderer.cls.thinking_choices)  # type: ignore[attr-defined]
-        if renderer.config.thinking not in choices:
-            self.add(
-                f"renderer {renderer.ref!r} cannot do {renderer.config.thinking!r}; it can do {', '.join(map(repr, choices))}",
-                "renderer",
-                "thinking",
             )
 
     def policy(self, trainer: Any) -> None:

@@ -7,20 +7,24 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
+from ..data import ModelSpec
 from ..errors import ConfigError, Problem
 from ..masking import remember
 from ..plugins.registry import Registry, default_registry
 from . import hints
 from . import overrides as set_
-from .checks import cross_checks
+from .checks import cross_checks, renderer_checks
 from .explaining import provenance
 from .lines import scan
+from .model import beside
 from .schema import RunConfig
 from .structure import Place, Structurer
+
+S = TypeVar("S")
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +48,26 @@ class Loaded:
 
 def load(path: Path | str, overrides: Sequence[str] = (), registry: Registry | None = None) -> Loaded:
     """Load *path* with the ``--set`` *overrides*. ConfigError holds every mistake, each with its path and line."""
-    path = Path(path)
+    data, lines = _read(Path(path))
+    return load_data(data, path, overrides, registry, lines=lines)
+
+
+def load_config(
+    schema: type[S], path: Path | str, overrides: Sequence[str] = (), registry: Registry | None = None
+) -> S:
+    """Load *path* as *schema*, an attrs class of one's own whose fields may be :class:`ferrule.Use` of a kind,
+    :class:`ferrule.ModelSpec` and other attrs classes: for a program that is configured as a run is.
+
+    ConfigError holds every mistake, each with its path and line.
+    """
+    raw, lines = _read(Path(path))
+    structurer, good, problems = _structure(schema, raw, Path(path), overrides, registry, lines)
+    problems += renderer_checks(structurer)
+    return _build(schema, good, problems, str(path))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
+    """The data of a TOML file, and the line of each key."""
     source = str(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -64,7 +87,7 @@ def load(path: Path | str, overrides: Sequence[str] = (), registry: Registry | N
         raise ConfigError([Problem((), f"is not TOML: {error}", line, source)]) from error
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits, lists thousands deep
         raise ConfigError([Problem((), f"cannot be read: {' '.join(str(error).split())}", source=source)]) from error
-    return load_data(data, path, overrides, registry, lines=scan(text))
+    return data, scan(text)
 
 
 def load_data(
@@ -84,30 +107,53 @@ def load_data(
         raw: dict[str, Any] = copy.deepcopy(dict(data))
     except RecursionError as error:
         raise ConfigError([Problem((), "cannot be read: its tables are nested too deep", source=str(path))]) from error
-    set_at, problems = _override(raw, overrides)
-    remember(raw)
-    base = path.absolute().parent
-    structurer = Structurer(registry, base=base, cwd=Path.cwd(), source=str(path), lines=lines or {}, sets=set_at)
-    good, bad = structurer.fields(RunConfig, raw)
-    problems += bad
-    if "model" in good:
-        good["model"] = _beside(good["model"], structurer)
+    structurer, good, problems = _structure(RunConfig, raw, path, overrides, registry, lines or {})
     problems += cross_checks(good, raw, structurer, registry)
-    if problems:
-        raise ConfigError(sorted(problems, key=_order))
-    try:
-        config = RunConfig(**good)
-    except Exception as error:  # a class-level rule that no field's validator holds
-        raise ConfigError([Problem((), str(error), source=str(path))]) from error
+    config = _build(RunConfig, good, problems, str(path))
     for place, absolute in structurer.absolute.items():
         if structurer.set_by(place) is not None:
             _put(raw, place, absolute)
-    return Loaded(config, path, base, raw, provenance(config, raw, structurer), registry)
+    return Loaded(config, path, structurer.base, raw, provenance(config, raw, structurer), registry)
 
 
-def _override(raw: dict[str, Any], texts: Sequence[str]) -> tuple[dict[Place, str], list[Problem]]:
-    hints.resolve(RunConfig)
-    fields = {field.name: hints.arms(field.type) for field in attrs.fields(RunConfig)}
+def _structure(
+    schema: type,
+    raw: dict[str, Any],
+    path: Path,
+    overrides: Sequence[str],
+    registry: Registry | None,
+    lines: Mapping[Place, int],
+) -> tuple[Structurer, dict[str, Any], list[Problem]]:
+    """Apply *overrides* to *raw*; the fields of *schema* that are right, and all that is wrong."""
+    set_at, problems = _override(schema, raw, overrides)
+    remember(raw)
+    structurer = Structurer(
+        default_registry() if registry is None else registry,
+        base=path.absolute().parent,
+        cwd=Path.cwd(),
+        source=str(path),
+        lines=lines,
+        sets=set_at,
+    )
+    structurer.model = raw.get("model")
+    good, bad = structurer.fields(schema, raw)
+    if isinstance(good.get("model"), ModelSpec):
+        good["model"] = beside(good["model"], structurer)
+    return structurer, good, problems + bad
+
+
+def _build(schema: type[S], good: Mapping[str, Any], problems: Sequence[Problem], source: str) -> S:
+    if problems:
+        raise ConfigError(sorted(problems, key=_order))
+    try:
+        return schema(**good)
+    except Exception as error:  # a class-level rule that no field's validator holds
+        raise ConfigError([Problem((), str(error), source=source)]) from error
+
+
+def _override(schema: type, raw: dict[str, Any], texts: Sequence[str]) -> tuple[dict[Place, str], list[Problem]]:
+    hints.resolve(schema)
+    fields = {field.name: hints.arms(field.type) for field in attrs.fields(schema)}
 
     def is_list(key: str) -> bool:
         return any(map(hints.is_sequence, fields.get(key, ())))
@@ -130,25 +176,6 @@ def _override(raw: dict[str, Any], texts: Sequence[str]) -> tuple[dict[Place, st
             at = {place: by for place, by in at.items() if place[: len(leaf)] != leaf}
             at[leaf] = at[made] = parsed.source
     return at, problems
-
-
-def _beside(model: Any, structurer: Structurer) -> Any:
-    """Model folders that lie beside the configuration, made absolute; any other name is the trainer's service's to
-    know.
-    """
-    changes = {}
-    for name in ("path", "tokenizer"):
-        value = getattr(model, name)
-        if value is not None:
-            place = ("model", name)
-            folder = structurer.folder(place) / Path(value).expanduser()
-            try:
-                there = folder.is_dir()
-            except OSError:  # a name that no folder can have
-                there = False
-            if there:
-                changes[name] = structurer.absolute[place] = str(folder.resolve())
-    return attrs.evolve(model, **changes)
 
 
 def _put(raw: Any, place: Place, value: str) -> None:

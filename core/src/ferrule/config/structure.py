@@ -25,6 +25,7 @@ from ..plugins.compat import nearest
 from ..plugins.registry import Registry
 from . import hints
 from .lines import line_of
+from .model import model_id
 from .secrets import HIDDEN, on_secret_path
 from .use import Use
 
@@ -67,6 +68,9 @@ class Structurer:
         self.source, self.lines, self.sets = source, lines, sets
         self.chosen: dict[Place, Chosen] = {}
         self.absolute: dict[Place, str] = {}
+        self.model: Any = None
+        """The model's section as it was given, by which ``renderer.use = "auto"`` chooses."""
+
         self._at: list[str | int] = []
         self._converter = self._hooks()
 
@@ -344,9 +348,14 @@ class Structurer:
             where = (*self.place, *inner)
             if not isinstance(ref, str):
                 raise self._wrong(f"expected the name of a {kind}, got {self._got(ref)}", *inner)
+            why, guess = "", False
             try:
                 folder = self.folder(where)
-                cls = self.registry.resolve(kind, ref, folder)
+                reference = ref
+                if kind == "renderer" and ref == "auto":
+                    choice = self.registry.renderer_for(model_id(self.model, self.folder))
+                    reference, why, guess = choice.reference, choice.why, choice.guess
+                cls = self.registry.resolve(kind, reference, folder)
                 hints.resolve(cls.Config, cls)  # type: ignore[attr-defined]
             except Exception as error:
                 raise Mistakes([self.problem(str(error), where)]) from error
@@ -356,7 +365,7 @@ class Structurer:
             self.chosen[place] = Chosen(ref, cls, None)
             config = self.build(cls.Config, {key: each for key, each in table.items() if key != "use"})  # type: ignore[attr-defined]
             self.chosen[place] = Chosen(ref, cls, config)
-            return Use(ref, cls, config)
+            return Use(ref, cls, config, why, guess)
 
         return hook
 

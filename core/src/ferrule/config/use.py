@@ -13,11 +13,17 @@ P = TypeVar("P")
 
 @attrs.frozen
 class Use(Generic[P]):
-    """A chosen plugin: the reference as written, the class it resolved to, and its structured ``Config``."""
+    """A chosen plugin: the reference as written, the class it resolved to, and its structured ``Config``.
+
+    Where the reference was ``auto``, ``why`` says what was chosen and why, and ``guess`` is True where nothing better
+    than a guess was to be had.
+    """
 
     ref: str
     cls: type[P]
     config: Any
+    why: str = ""
+    guess: bool = False
 
     @property
     def label(self) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Harness(Plugin, abc.ABC):
-    """Plays episodes. One instance serves a whole run, many episodes at once; it keeps no state of any."""
+    """Plays episodes. One instance serves a whole run, many episodes at once, in one event loop; it keeps no state of any."""
 
     needs_model: ClassVar[bool] = True
     """False for one that samples nothing (replays): then no trainer is needed to evaluate."""
@@ -26,6 +26,11 @@ class Harness(Plugin, abc.ABC):
 
         Limits (steps, tokens, time) arrive as RolloutCut from ``agent.reply``; let it pass. Any other exception fails
         the episode.
+        """
+
+    async def close(self) -> None:
+        """Free what the episodes shared (a server, a pool), which the first of them made. Called once when the run
+        ends, after the last episode and before the trainer is closed.
         """
 
 

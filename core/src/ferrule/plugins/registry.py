@@ -17,6 +17,7 @@ from ..errors import FerruleError, PluginError
 from ..kinds import KINDS, Kind, Observer, ObserverSpecs, hookimpl
 from ..logs import get_logger
 from . import references
+from .auto import GROUP, Choice, choose
 from .compat import check_class, nearest
 from .discovery import HOOKS, Candidate, Finding, discover, norm, switched_off
 from .observers import check_observer
@@ -114,6 +115,7 @@ class Registry:
         self._index: dict[tuple[str, str], list[Candidate]] = {}
         self._loaded: dict[tuple[str, str, str | None], Loaded] = {}
         self._files: dict[Path, str] = {}
+        self._patterns: list[Candidate] = []
         stubs = {kind.name: _stub_class(kind) for kind in KINDS.values()}
         for kind in KINDS.values():
             self.hooks.add_hookspecs(kind.specs)
@@ -121,7 +123,11 @@ class Registry:
         for candidate in candidates:
             variable = switched_off(candidate, environ)
             if variable:
-                self.disabled.append((candidate, variable))
+                if candidate.kind != GROUP:
+                    self.disabled.append((candidate, variable))
+                continue
+            if candidate.kind == GROUP:
+                self._patterns.append(candidate)
                 continue
             same = self._index.setdefault((candidate.kind, norm(candidate.name)), [])
             same.append(candidate)
@@ -134,12 +140,16 @@ class Registry:
     @classmethod
     def discover(cls, path: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Registry:
         """The registry of what is installed on *path* (default: ``sys.path``)."""
-        groups = {kind.group: kind.name for kind in (*KINDS.values(), OBSERVER)}
+        groups = {kind.group: kind.name for kind in (*KINDS.values(), OBSERVER)} | {GROUP: GROUP}
         return cls(*discover(groups, path), environ)
 
     def candidates(self, kind: str | None = None) -> list[Candidate]:
         """What can be named, of one kind or of all."""
         return [c for (k, _), found in sorted(self._index.items()) if kind in (None, k) for c in found]
+
+    def renderer_for(self, model: str | None) -> Choice:
+        """What ``renderer.use = "auto"`` comes to for the model of that public id. Raises PluginError."""
+        return choose(model, self._patterns, self.candidates("renderer"))
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add hook wrappers (timing, tracing) around the kind hooks. PluginError where *plugin* has any other hook."""

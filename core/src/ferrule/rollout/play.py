@@ -145,6 +145,9 @@ class Play:
         """The conversation as text, answers included."""
 
         self.metrics: dict[str, float] = dict.fromkeys(("messages", "tool_calls", "tool_errors", "turns", "cut"), 0.0)
+        self.artifacts: dict[str, str] = {}
+        """Texts that are filed with the episode, by name (what a program printed); bounded by whoever puts them here."""
+
         self.scores: Mapping[str, float] = {}
         self.failure: EpisodeFailed | None = None
         self.turn: Turn | None = None

@@ -15,6 +15,7 @@ from ..data import Episode, SamplingParams, Termination, derive_seed
 from ..errors import EpisodeFailed, Failure, RolloutCut
 from ..kinds import Harness, Renderer, Sampler, SandboxBackend, Task
 from ..logs import get_logger
+from ..masking import masked
 from .play import Play, PlayResult
 from .rollout import Rollout
 from .shutdown import BREAKS, being_cancelled, one_line, outlast
@@ -159,6 +160,7 @@ class Player:
             scores=play.scores,
             reward=reward,
             messages=tuple(play.messages),
+            artifacts={name: masked(text) for name, text in play.artifacts.items()},
             metrics={**play.metrics, "resets": float(sum(agent.resets for agent in rollout.agents))},
             failure=failure.reason if failure is not None else None,
             error=" ".join(failure.detail.split()) if failure is not None else None,

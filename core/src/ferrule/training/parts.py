@@ -69,6 +69,7 @@ class Parts:
             if part is not None:
                 self._closers.append((name, part.close))
                 await part.start(run)
+        self._closers.append(("harness", self.harness.close))
         config = self.loaded.config
         return Player(
             self.harness,
