@@ -187,6 +187,16 @@ async def test_a_harness_that_leaves_early_is_scored_as_unknown(kit):
     assert (await player.play(asks(kit))).termination is Termination.UNKNOWN
 
 
+async def test_what_a_harness_keeps_of_an_episode_is_filed_with_it_without_secrets(kit, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "sk-very-secret")
+
+    async def keeps(play, rollout):
+        play.artifacts["output"] = "logged in with sk-very-secret"
+
+    player = kit.player(kit.script("hm"), harness=kit.FunctionHarness(keeps))
+    assert (await player.play(asks(kit))).artifacts == {"output": "logged in with ***"}
+
+
 async def test_a_harness_without_a_model_opens_no_conversation(kit):
     async def silent(play, rollout):
         while turn := await play.next_turn():

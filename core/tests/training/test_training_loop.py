@@ -237,6 +237,32 @@ async def test_a_run_whose_folder_is_taken_away_says_so_and_closes_everything(wr
     assert "manifest" not in str(raised.value)
 
 
+async def test_a_harness_is_closed_once_after_the_last_episode_and_before_the_trainer(write, tmp_path) -> None:
+    parts = tmp_path / "parts.py"
+    parts.write_text(
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('close_toys', {str(HERE / 'toys.py')!r})\n"
+        "toys = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(toys)\n"
+        f"seen = open({str(tmp_path / 'seen')!r}, 'a', buffering=1)\n\n\n"
+        "class Shared(toys.Talk, name='shared'):\n"
+        "    async def run(self, play, rollout):\n"
+        "        await super().run(play, rollout)\n"
+        "        print('episode', file=seen)\n"
+        "    async def close(self):\n"
+        "        print('harness', file=seen)\n\n\n"
+        "class Trainer(toys.ToyTrainer, name='traces'):\n"
+        "    async def close(self):\n"
+        "        print('trainer', file=seen)\n"
+        "        await super().close()\n"
+    )
+    config = load(write(), [f'harness={{use="{parts}:Shared"}}', f'trainer={{use="{parts}:Trainer"}}', "train.steps=1"])
+    assert (await train(config)).status == "done"
+    seen = (tmp_path / "seen").read_text().split()
+    assert seen[-3:] == ["episode", "harness", "trainer"]
+    assert seen.count("harness") == 1
+
+
 async def test_only_the_last_checkpoints_are_kept(write) -> None:
     summary = await train(load(write(), ["save.every=1", "save.keep=2"]))
     assert sorted(p.name for p in (summary.dir / "checkpoints").iterdir()) == ["step-5", "step-6"]

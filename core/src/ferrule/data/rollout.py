@@ -102,7 +102,8 @@ class Episode:
 
     ``failure`` is set where the run failed, with ``error`` its text; then ``reward`` and every trajectory's are None,
     whatever ``scores`` say. ``messages`` is the conversation as text, ``metrics`` counts (``messages``, ``tool_calls``,
-    ``tool_errors``, ``cut`` …), ``artifacts`` texts by name that somebody wants kept, ``group`` the path under which the run's index files it (``train/step-3``).
+    ``tool_errors``, ``cut`` …), ``artifacts`` texts by name (what a program printed), ``group`` the path
+    under which the run's index files it (``train/step-3``).
     """
 
     id: str

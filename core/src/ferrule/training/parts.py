@@ -51,6 +51,8 @@ class Parts:
             )
         if train and config.trainer is None:
             raise FerruleError("there is nothing to train: add [trainer]")
+        if model and config.renderer is not None and config.renderer.guess:
+            log.warning("renderer_guessed", renderer=config.renderer.label, why=config.renderer.why)
         return cls(
             loaded,
             config.taskset.make(),
@@ -104,6 +106,21 @@ class Parts:
         return tasks
 
 
+def _renderer(parts: Parts) -> str:
+    """Which renderer, why, and what it does with thinking."""
+    use = parts.loaded.config.renderer
+    if use is None or parts.renderer is None:
+        return ""
+    why = f" (auto: {use.why})" if use.why else ""
+    thinking = {
+        "template": "earlier thinking as the model's template has it",
+        "keep": "earlier thinking kept in view",
+        "strip": "earlier thinking not shown again",
+    }[use.config.thinking]
+    rows = "" if parts.renderer.extends else ", every message a row of its own: it extends no history"
+    return f"{use.label}{why}, {thinking}{rows}"
+
+
 def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What is really enforced in this run, for its header."""
     config = parts.loaded.config
@@ -123,7 +140,7 @@ def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> li
     if parts.trainer is not None:
         found += [
             ("trainer", f"{parts.trainer.name}, vocabulary of {parts.trainer.vocab_size}"),
-            ("renderer", config.renderer.label if config.renderer else ""),
+            ("renderer", _renderer(parts)),
             (
                 "sampling",
                 f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k or 'off'}, "
