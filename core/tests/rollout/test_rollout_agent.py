@@ -437,3 +437,19 @@ async def test_a_turn_costs_what_it_adds_however_long_the_history(kit):
             messages.append((await scene.agent.reply(messages)).message)
         early, late = np.median(cost[50:150]), np.median(cost[-100:])
         assert late < 4 * early + 100_000
+
+
+async def test_a_program_that_keeps_tokens_itself_is_held_to_the_same_limits(kit):
+    async with kit.agent(kit.script("one two", "three"), max_steps=2) as scene:
+        first = scene.renderer.encode(["<user>", "hi", "<end>", "<assistant>"])
+        reply = await scene.agent.complete(first)
+        grown = np.concatenate([first, reply.sample.ids, scene.renderer.encode(["more"])])
+        await scene.agent.complete(grown)
+        (segment,) = scene.agent.ledger.segments()
+        assert [kind for _, kind in kinds(scene, segment)] == list("PPPPAAAOAA")
+        await scene.agent.complete(grown)  # again: takes the place of the last, and is no third message
+        assert scene.agent.ledger.sampled == 2
+        with pytest.raises(RolloutCut) as cut:
+            await scene.agent.complete(np.append(grown, scene.renderer.encode(["else"])))
+        assert cut.value.termination is Termination.MAX_STEPS
+        assert scene.rollout.ended is cut.value

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from ..data import Message, Termination, ToolSpec, Trajectory
 from ..errors import EpisodeFailed, RolloutCut
@@ -16,6 +17,8 @@ from .plan import Extend, Repeat, Reset, Start
 from .session import Reply, Session
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .rollout import Rollout
 
 
@@ -69,6 +72,17 @@ class Agent:
         async with self._lock:
             return await self._reply(messages, tools, length_ends)
 
+    async def complete(self, ids: NDArray[np.int32]) -> Reply:
+        """The completion of *ids*, int32[T], the whole context: for a program that keeps the tokens itself.
+
+        The episode's limits hold as for :meth:`reply`; what a completion is good for is the program's to judge.
+        """
+        ids = np.ascontiguousarray(ids, np.int32)
+        return await self._limited(
+            lambda: self._session.completes_again(ids),
+            lambda: self._session.complete(ids, self._sampling, self._room),
+        )
+
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Start | Extend | Repeat | Reset:
         """How this request meets the ledger; changes nothing."""
         return self._session.plan(messages, tools)
@@ -78,18 +92,31 @@ class Agent:
         return self._session.trajectory(reward)
 
     async def _reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], length_ends: bool) -> Reply:
+        messages = messages if isinstance(messages, list) else list(messages)
+        return await self._limited(
+            lambda: self._session.repeats(messages, tools),
+            lambda: self._session.reply(messages, tools, self._sampling, self._room),
+            lambda reply: self._judge(reply, length_ends),
+        )
+
+    async def _limited(
+        self,
+        repeats: Callable[[], bool],
+        ask: Callable[[], Awaitable[Reply]],
+        judge: Callable[[Reply], None] = lambda reply: None,
+    ) -> Reply:
         rollout = self._rollout
         if rollout.ended is not None:
             raise rollout.ended
-        messages, limit = messages if isinstance(messages, list) else list(messages), rollout.limits.max_steps
+        limit = rollout.limits.max_steps
         full = limit is not None and rollout.steps + rollout._flying >= limit
         # A repeat replaces a message and adds none.
-        if full and not self._session.repeats(messages, tools):
+        if full and not repeats():
             raise self._cut(Termination.MAX_STEPS, f"{limit} model messages")
         rollout._flying += 1
         try:
-            reply = await self._session.reply(messages, tools, self._sampling, self._room)
-            self._judge(reply, length_ends)
+            reply = await ask()
+            judge(reply)
         except (RolloutCut, EpisodeFailed) as error:
             rollout.end(error)
             raise

@@ -120,6 +120,10 @@ class Session:
         """Whether this is a request again that was answered already."""
         return isinstance(match(self._threads, _list(messages), tuple(tools)), Repeat)
 
+    def completes_again(self, ids: NDArray[np.int32]) -> bool:
+        """Whether *ids*, int32[T], are a prompt again whose completion nothing was built on."""
+        return self._stream(ids)[1]
+
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Start | Extend | Repeat | Reset:
         """How this request meets the ledger; changes nothing. Only new messages are shown to the renderer, and only
         its bridge.
