@@ -1,0 +1,193 @@
+"""What new messages add to a conversation: the end of a short one like it, rendered with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ferrule import Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec
+
+from .conversation import Refused
+from .rendering import Located, Rendering
+
+_REPLY, _REASON, _ARGUMENT = "Fq7replyz", "Fq7reasonz", "Fq7argumentz"
+_EMPTY_THINK = re.compile(r"<think>\s*</think>\s*|(?<=Assistant\xef\xbd\x9c>)</think>")
+"""Some templates write it for the last reply only. Text is bytes as Latin-1: the bar of DeepSeek's header is three."""
+
+
+class Bridging:
+    """Finds deltas; keeps nothing."""
+
+    def __init__(self, rendering: Rendering, stop_ids: frozenset[int], thinking: str) -> None:
+        self.rendering, self.stop_ids, self.thinking = rendering, stop_ids, thinking
+        self.family, self.vocabulary = rendering.family, rendering.vocabulary
+
+    def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
+        if not messages or all(m.role == "assistant" for m in messages):
+            return NoBridge("empty_delta", "nothing but what the model itself said was added")
+        if any(m.role == "assistant" for m in messages):
+            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
+        if tuple(tools) != tuple(tail.tools):
+            return NoBridge("tools_changed", "the tools offered are not those of the message before")
+        if self.thinking == "strip" and tail.message.reasoning and tail.message.reasoning.strip():
+            return NoBridge("no_bridge", "thinking = 'strip' shows no earlier thinking again")
+        try:
+            return self._delta(tail, messages, tools)
+        except Refused as refusal:
+            return NoBridge("no_bridge", str(refusal))
+
+    def _delta(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered:
+        rendering = self.rendering
+        base, said = self._base(tail), self._said(tail.message)
+        located = rendering.locate([*base, said, *messages], tools)
+        layout = rendering.layout(located)
+        at = len(base)
+        action = layout.actions[at]
+        if action is None or any(i < at for i in located.order[at:]):
+            raise Refused("the package does not put the new messages after the assistant's")
+        end = action[1]
+        if not action[0] < end or located.ids[end - 1] not in rendering.closes:
+            raise Refused("no token that ends the assistant's turn was found")
+        self._keeps(located, [*base, said], tools, end)
+        close = located.ids[end - 1]
+        opener = self.family.shared
+        closed = tail.stop != "length" and len(tail.ids) > 0 and int(tail.ids[-1]) == tail.stop
+        closed = closed and (tail.stop == close or (tail.stop in self.stop_ids and not opener))
+        lead: list[int] = []
+        if not closed:
+            cut = tail.stop == "length"
+            lead = [*(self._blocks(tail) if cut else ()), *([] if cut and self._ends(tail) else [close])]
+        kinds = rendering.kinds(located, layout)[end:]
+        ids = np.array([*lead, *located.ids[end:]], np.int32)
+        kinds = np.concatenate([np.full(len(lead), TokenKind.SCAFFOLD, np.uint8), kinds])
+        starts = [max(0, s - end) + len(lead) for s in layout.starts[at + 1 :]]
+        if opener and lead:
+            starts[0] -= 1
+        else:
+            starts[0] = 0 if not lead else len(lead)
+        spans = [(0, 0)] * len(messages)
+        for k in range(len(messages)):
+            spans[located.order[at + 1 + k] - at - 1] = (starts[k], max(starts[k], starts[k + 1]))
+        return Rendered(ids, kinds, tuple(spans), rendering.opened)
+
+    @staticmethod
+    def _base(tail: Tail) -> list[Message]:
+        """Messages of the roles that came before, beginning where a conversation can begin."""
+        roles = list(tail.roles)
+        if tail.index > len(roles) or not roles:
+            while roles and roles[0] != "user":
+                roles.pop(0)
+            roles = roles or ["user"]
+        base: list[Message] = []
+        for n, role in enumerate(roles):
+            if role == "assistant":
+                count = 0
+                while n + 1 + count < len(roles) and roles[n + 1 + count] == "tool":
+                    count += 1
+                calls = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
+                reasoning = f"{_REASON}{n}" if tail.strippable else None
+                base.append(Message("assistant", "" if calls else f"x{n}", reasoning, tool_calls=calls))
+            elif role == "tool":
+                caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
+                name = f"fq7id{caller:02d}{n - caller - 1:02d}"
+                base.append(Message("tool", f"x{n}", tool_call_id=name, name="fq7earlier"))
+            else:
+                base.append(Message(cast(Any, role), f"x{n}"))
+        return base
+
+    def _said(self, message: Message) -> Message:
+        """The assistant's message with words of ours in its place: its structure is what counts."""
+        calls = tuple(
+            ToolCall(c.id, c.name or "fq7unnamed", {"value": f"{_ARGUMENT}{n}"})
+            for n, c in enumerate(message.tool_calls)
+        )
+        content = _REPLY if message.content.strip() or not calls else ""
+        reasoning = _REASON if message.reasoning and message.reasoning.strip() else None
+        return Message("assistant", content, reasoning, tool_calls=calls)
+
+    def _keeps(self, located: Located, before: Sequence[Message], tools: Sequence[ToolSpec], end: int) -> None:
+        """Refused where the new messages make the package rewrite what came before the end of the assistant's."""
+        earlier = self.rendering.locate(before, tools)
+        action = self.rendering.layout(earlier).actions[len(before) - 1]
+        shown, showed = located.reasonings, earlier.reasonings
+        lost = before[-1].reasoning is not None and shown[len(before) - 1] is None
+        lost |= any(now is None and then is not None for now, then in zip(shown, showed, strict=False))
+        if lost and self.thinking != "keep":
+            raise Refused("earlier thinking is stripped")
+        stop = earlier.ends[action[1] - 1] if action and action[1] else len(earlier.text)
+        then, now = earlier.text[:stop], located.text[: located.ends[end - 1]]
+        if lost:
+            # Kept on purpose: compared without any.
+            thought = re.compile(rf"<think>\s*{_REASON}\d*\s*</think>\s*|<\|channel\|>analysis.*?<\|start\|>assistant")
+            then, now = thought.sub("", then), thought.sub("", now)
+        then, now = _EMPTY_THINK.sub("", then), _EMPTY_THINK.sub("", now)
+        for text in (self.vocabulary.control[i] for i in self.rendering.closes):
+            # Which of the closes ends the reply may depend on what comes after it.
+            then, now = then.removesuffix(_bytes(text)), now.removesuffix(_bytes(text))
+        if then.rstrip() != now.rstrip():
+            at = next((k for k, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), 0)
+            raise Refused(f"the package rewrites what came before: {then[at : at + 40]!r} became {now[at : at + 40]!r}")
+
+    # -- a completion that was cut -------------------------------------------------------------------------------------
+
+    def _ends(self, tail: Tail) -> bool:
+        """Whether the blocks' own close already ends the turn (Harmony's messages)."""
+        return self.family.style == "harmony"
+
+    def _blocks(self, tail: Tail) -> list[int]:
+        """Tokens that close what a completion cut by length left open."""
+        ids = [int(i) for i in tail.ids[tail.prompt_length :]]
+        if self.family.style == "harmony":
+            return self._harmony(ids)
+        controls = [self.vocabulary.control.get(i, "") for i in ids]
+        text = self.vocabulary.text(ids)
+
+        def last(*tags: str) -> int:
+            found = [k for k, c in enumerate(controls) if c in tags]
+            return found[-1] if found else -1
+
+        thinking = last("<think>") > last("</think>") or ("think" in tail.opened and last("</think>") < 0)
+        if thinking:
+            return self._encode(self.family.think_end)
+        style = self.family.style
+        if style == "hermes" and last("<tool_call>") > last("</tool_call>"):
+            return self._encode("\n</tool_call>")
+        if style == "glm" and last("<tool_call>") > last("</tool_call>"):
+            return self._encode("</tool_call>")
+        if style == "kimi" and last("<|tool_calls_section_begin|>") > last("<|tool_calls_section_end|>"):
+            inner = last("<|tool_call_begin|>") > last("<|tool_call_end|>")
+            return self._encode(("<|tool_call_end|>" if inner else "") + "<|tool_calls_section_end|>")
+        if style == "dsml":
+            return self._encode(dsml_close(text))
+        return []
+
+    def _harmony(self, ids: list[int]) -> list[int]:
+        known = self.vocabulary.ids_of
+        end, body = known["<|end|>"], known["<|message|>"]
+        heads = {known["<|start|>"], known["<|channel|>"]}
+        last = max((k for k, i in enumerate(ids) if i in heads), default=-1)
+        inside = body in ids[last + 1 :] if last >= 0 else body in ids
+        return [end] if inside else [body, end]
+
+    def _encode(self, text: str) -> list[int]:
+        return self.vocabulary.encode(text).ids
+
+
+def dsml_close(text: str) -> str:
+    """What closes a DSML block of calls that *text* leaves open; '' where none is."""
+    begun = list(re.finditer(r"<｜DSML｜ ?(tool_calls|calls)>", text))
+    if not begun or re.search(r"</｜DSML｜ ?(?:tool_calls|calls)>", text[begun[-1].end() :]):
+        return ""
+    rest, word = text[begun[-1].end() :], begun[-1][0].replace("<", "</", 1)
+    space = " " if "｜ " in word else ""
+    parameter = rest.rfind(f"<｜DSML｜{space}parameter") > rest.rfind(f"</｜DSML｜{space}parameter>")
+    invoke = rest.rfind(f"<｜DSML｜{space}invoke") > rest.rfind(f"</｜DSML｜{space}invoke>")
+    closes = f"</｜DSML｜{space}parameter>\n" if parameter else ""
+    return f"{closes}</｜DSML｜{space}invoke>\n{word}" if invoke else f"{closes}\n{word}"
+
+
+def _bytes(text: str) -> str:
+    return text.encode().decode("latin-1")
