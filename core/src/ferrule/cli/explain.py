@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .explain_renderer import explain_renderer, print_renderer
 from .output import config_options, emit, heading, table
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ def command(config: str, sets: tuple[str, ...], as_json: bool) -> None:
     loaded = load(config, sets)
     rows = explain(loaded)
     plugins = [_plugin(loaded, section, use) for section, use in _uses(loaded)]
+    renderer = explain_renderer(loaded)
     played = _played(loaded)
     if as_json:
         emit(
             {
                 "config": config,
                 "plugins": plugins,
+                "renderer": renderer,
                 "played": played,
                 "values": [{"path": row.path, "value": row.value, "where": row.where} for row in rows],
             }
@@ -41,6 +44,10 @@ def command(config: str, sets: tuple[str, ...], as_json: bool) -> None:
         [(p["section"], p["reference"], p["from"], ", ".join(p["needs"]), ", ".join(p["provides"])) for p in plugins],
     )
     click.echo()
+    if renderer is not None:
+        heading("Renderer")
+        print_renderer(renderer)
+        click.echo()
     heading("What is played")
     for line in played:
         click.echo(f"  {line}")
@@ -63,7 +70,7 @@ def _plugin(loaded: Loaded, section: str, use: Any) -> dict[str, Any]:
         (
             m
             for m in loaded.registry.manifest()
-            if m["reference"] == use.ref and m["class"] == f"{use.cls.__module__}:{use.cls.__qualname__}"
+            if m["class"] == f"{use.cls.__module__}:{use.cls.__qualname__}" and (m["reference"] == use.ref or use.why)
         ),
         None,
     )

@@ -1,6 +1,7 @@
 """Playing: the token ledger, the session and the agent over it, the play of a task, the slots, and the player that joins them."""
 
 from .agent import Agent
+from .forecast import Forecast, forecast
 from .ledger import Ledger
 from .plan import Extend, Repeat, Reset, Start
 from .play import Play, PlayResult, Turn
@@ -12,6 +13,7 @@ from .slots import Slots
 __all__ = [
     "Agent",
     "Extend",
+    "Forecast",
     "Ledger",
     "Play",
     "PlayResult",
@@ -25,4 +27,5 @@ __all__ = [
     "Start",
     "Stats",
     "Turn",
+    "forecast",
 ]
