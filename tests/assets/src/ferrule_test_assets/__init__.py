@@ -3,6 +3,9 @@
 A function named after a model answers the path of its tokenizer's folder, which ``transformers.AutoTokenizer`` loads.
 It is built on the first call and kept in a cache. Ids and encoding are those of the source; which added tokens count
 as special is set here where the source does not tell.
+
+What is not as one might expect: Kimi has no template here, as trl holds none; GLM encodes as tiktoken does, which on
+rare strings is not what tml-renderers does; of DeepSeek there is the newest vocabulary, with DeepSeek-V3's template.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def files(distribution: str, folder: str, suffix: str) -> tuple[Path, ...]:
 
 
 def file(distribution: str, path: str) -> Path:
-    """The one file of *distribution* whose place in it is *path*; the start of its last part may be left out."""
+    """The file of *distribution* whose place in it is *path*."""
     folder, _, name = path.rpartition("/")
-    found = [p for p in files(distribution, folder, name) if p.is_file()]
-    if len(found) != 1:
+    found = [p for p in files(distribution, folder, name) if p.name == name and p.is_file()]
+    if not found:
         raise MissingPackage(distribution, f"{distribution} {version(distribution)} holds no file {path}")
     return found[0]
