@@ -1,0 +1,36 @@
+"""The gateway: an OpenAI-compatible server that captures, token for token, what agents over HTTP were shown and sampled.
+
+Names are resolved on first access: importing the package loads neither the server nor its libraries.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import ContextOverflow as ContextOverflow
+    from .errors import WireError as WireError
+    from .server import Gateway as Gateway
+    from .server import GatewayOptions as GatewayOptions
+    from .source import Source as Source
+
+_HOMES = {
+    "ContextOverflow": "errors",
+    "Gateway": "server",
+    "GatewayOptions": "server",
+    "Source": "source",
+    "WireError": "errors",
+}
+
+__all__ = ["ContextOverflow", "Gateway", "GatewayOptions", "Source", "WireError"]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'ferrule_gateway' has no attribute {name!r}") from None
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value

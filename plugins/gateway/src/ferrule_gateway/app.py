@@ -1,0 +1,283 @@
+"""The endpoints: OpenAI's, each within a session, and those that make, read and end sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ferrule import Reply, get_logger
+
+from . import replies
+from .asgi import EVENTS, JSON, Answer, Gone, Receive, Scope, Send, header, outwait, read
+from .errors import WireError, as_wire, bad
+from .messages import write_message
+from .sessions import GatewaySession
+from .source import SessionSource
+from .trajectories import trajectory_body
+from .wire import Asked, chat_request, completion_request, parse_json
+
+if TYPE_CHECKING:
+    from .server import Gateway
+
+log = get_logger("ferrule_gateway")
+
+NAMED_BY = (b"x-session-affinity", b"x-multi-turn-session-id")
+
+Handler = Callable[["Call"], Awaitable[None]]
+
+
+class Call:
+    """One request on its way to an answer."""
+
+    __slots__ = ("answer", "receive", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.receive = scope, receive
+        self.answer = Answer(send)
+
+    @property
+    def session_id(self) -> str:
+        return str(self.scope["path_params"]["id"])
+
+
+class Endpoint:
+    """An ASGI application out of a handler: whatever the handler raises becomes an OpenAI-shaped error."""
+
+    def __init__(self, gateway: Gateway, handler: Handler) -> None:
+        self._gateway, self._handler = gateway, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send)
+        try:
+            await self._handler(call)
+        except Gone:
+            self._gateway.counters.disconnects += 1
+        except Exception as error:
+            wire = as_wire(error)
+            if wire is None:
+                log.exception("request_failed", path=scope["path"])
+                wire = WireError(500, "internal_error", f"the gateway failed: {type(error).__name__}")
+            self._gateway.counters.errors += 1
+            await call.answer.error(wire)
+
+
+class Api:
+    """The handlers, over one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    # -- OpenAI's ------------------------------------------------------------------------------------------------------
+
+    async def chat(self, call: Call) -> None:
+        session = self._session(call)
+        body = parse_json(await read(call.scope, call.receive, self.gateway.options.body_limit))
+        asked = chat_request(body, session.sampling)
+        line = session.history.read(asked.messages, asked.tools)
+        source = session.source
+
+        async def work() -> tuple[Reply, dict[str, Any]]:
+            reply = await source.reply(line.messages, line.tools, asked.params)
+            sent = write_message(reply.message)
+            session.history.answered(line, reply.message, sent)
+            self._captured(session, reply)
+            return reply, sent
+
+        reply, sent = await self._in_flight(call, session, asked, work())
+        decode = self.gateway.renderer.decode if asked.logprobs else None
+        out = replies.chat_body(reply, sent, self.gateway.model, decode)
+        await self._send(call, asked, out, replies.chat_events)
+
+    async def completions(self, call: Call) -> None:
+        session = self._session(call)
+        body = parse_json(await read(call.scope, call.receive, self.gateway.options.body_limit))
+        asked = completion_request(body, session.sampling, self.gateway.vocab_size)
+
+        async def work() -> Reply:
+            reply = await session.source.complete(np.array(asked.prompt, np.int32), asked.params)
+            self._captured(session, reply)
+            return reply
+
+        reply = await self._in_flight(call, session, asked, work())
+        out = replies.completion_body(
+            reply,
+            self.gateway.model,
+            self.gateway.renderer.decode,
+            logprobs=asked.logprobs,
+            token_ids=asked.token_ids,
+        )
+        await self._send(call, asked, out, replies.completion_events)
+
+    async def models(self, call: Call) -> None:
+        data = [{"id": self.gateway.model, "object": "model", "created": 0, "owned_by": "ferrule"}]
+        await call.answer.json(200, {"object": "list", "data": data})
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    async def create(self, call: Call) -> None:
+        raw = await read(call.scope, call.receive, self.gateway.options.body_limit)
+        session = self.gateway.create(parse_json(raw) if raw.strip() else {})
+        await call.answer.json(201, {"id": session.id, "base_url": self.gateway.base_url(session.id)})
+
+    async def sessions(self, call: Call) -> None:
+        data = [session.state() for session in self.gateway.sessions.values()]
+        await call.answer.json(200, {"object": "list", "data": data})
+
+    async def state(self, call: Call) -> None:
+        await call.answer.json(200, self._session(call, serving=False).state())
+
+    async def trajectory(self, call: Call) -> None:
+        session = self._session(call, serving=False)
+        await call.answer.json(200, trajectory_body(session.id, "open", session.source.export()))
+
+    async def delete(self, call: Call) -> None:
+        session = self._session(call, serving=False)
+        await self.gateway.remove(session.id)
+        await call.answer.json(200, {"id": session.id, "deleted": True})
+
+    async def health(self, call: Call) -> None:
+        gateway = self.gateway
+        status = "stopping" if gateway.stopping else "ok"
+        await call.answer.json(503 if gateway.stopping else 200, {"status": status, "sessions": len(gateway.sessions)})
+
+    # -- one request ---------------------------------------------------------------------------------------------------
+
+    def _session(self, call: Call, *, serving: bool = True) -> GatewaySession:
+        id_ = call.scope["path_params"].get("id")
+        if id_ is None:
+            named = next((value for name in NAMED_BY if (value := header(call.scope, name))), None)
+            if named is None:
+                raise bad(
+                    None,
+                    "no session is named: create one with POST /sessions and use its base_url, or name it in the header "
+                    "x-session-affinity",
+                    "session_required",
+                )
+            id_ = named.decode("latin-1")
+        session = self.gateway.sessions.get(id_)
+        if session is None or session.closed:
+            raise WireError(404, "session_not_found", f"there is no session {id_!r}")
+        if serving:
+            if self.gateway.stopping:
+                raise WireError(503, "shutting_down", "the gateway is shutting down")
+            session.touch()
+            session.counters.requests += 1
+            self.gateway.counters.requests += 1
+        return session
+
+    async def _in_flight(
+        self, call: Call, session: GatewaySession, asked: Asked, work: Coroutine[Any, Any, Any]
+    ) -> Any:
+        """The result of *work*, which ends when the client goes away or the session does."""
+        if asked.seed is not None and isinstance(session.source, SessionSource) and session.source.seed is None:
+            session.source.seed = asked.seed
+        task = asyncio.ensure_future(work)
+        session.flights.add(task)
+        task.add_done_callback(session.flights.discard)
+        answer = call.answer
+
+        async def beat() -> None:
+            await answer.begin(EVENTS if asked.stream else JSON)
+            await answer.part(b": ping\n\n" if asked.stream else b" ")
+
+        try:
+            await outwait(task, call.receive, self.gateway.options.heartbeat, beat)
+            return task.result()
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            reason = "the gateway is shutting down" if self.gateway.stopping else "the session was ended"
+            error: Exception = WireError(503 if self.gateway.stopping else 409, "cancelled", reason)
+        except Gone:
+            session.counters.disconnects += 1
+            raise
+        except Exception as failure:
+            error = failure
+        finally:
+            session.touch()
+        session.counters.errors += 1
+        if answer.begun and asked.stream:
+            wire = as_wire(error)
+            if wire is None:
+                raise error
+            # Said as an event: the status has been said already.
+            raise _Said(wire)
+        raise error
+
+    async def _send(self, call: Call, asked: Asked, body: dict[str, Any], events: Callable[..., Any]) -> None:
+        if asked.stream:
+            await call.answer.begin(EVENTS)
+            await call.answer.whole(200, b"".join(events(body, asked.usage)))
+        else:
+            await call.answer.json(200, body)
+
+    def _captured(self, session: GatewaySession, reply: Reply) -> None:
+        ids = reply.sample.ids
+        stop_ids = self.gateway.renderer.stop_ids
+        empty = len(ids) == 0 or (len(ids) == 1 and int(ids[0]) in stop_ids)
+        session.counters.captured(reply, empty)
+        self.gateway.captured(session, reply, empty)
+
+
+class _Said(WireError):
+    """An error that is said as an event of a stream under way."""
+
+    def __init__(self, error: WireError) -> None:
+        super().__init__(error.status, error.code, str(error), error.param, error.headers)
+
+    def body(self) -> bytes:
+        return b"data: " + super().body() + b"\n\n"
+
+
+def make_app(gateway: Gateway) -> Any:
+    """The ASGI application: a bearer token before everything but ``/health``."""
+    api = Api(gateway)
+    table: list[tuple[str, str, Handler]] = [
+        ("POST", "/s/{id}/v1/chat/completions", api.chat),
+        ("POST", "/s/{id}/v1/completions", api.completions),
+        ("GET", "/s/{id}/v1/models", api.models),
+        ("POST", "/v1/chat/completions", api.chat),
+        ("POST", "/v1/completions", api.completions),
+        ("GET", "/v1/models", api.models),
+        ("POST", "/sessions", api.create),
+        ("GET", "/sessions", api.sessions),
+        ("GET", "/sessions/{id}", api.state),
+        ("DELETE", "/sessions/{id}", api.delete),
+        ("GET", "/sessions/{id}/trajectory", api.trajectory),
+        ("GET", "/health", api.health),
+    ]
+    routes = [Route(path, Endpoint(gateway, handler), methods=[method]) for method, path, handler in table]
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_served})
+    expected = b"Bearer " + gateway.token.encode()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        given = header(scope, b"authorization") or b""
+        if scope["path"] != "/health" and not hmac.compare_digest(given, expected):
+            what = "is not the gateway's" if given else "is missing"
+            error = WireError(
+                401, "invalid_api_key", f"the bearer token {what}", headers={"www-authenticate": "Bearer"}
+            )
+            await Answer(send).error(error)
+            return
+        await inner(scope, receive, send)
+
+    return app
+
+
+def _not_served(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = "this method is not for" if status == 405 else "nothing is served at"
+    wire = WireError(status, "method_not_allowed" if status == 405 else "not_found", f"{what} {request.url.path}")
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    return Response(wire.body(), status, headers, "application/json")

@@ -1,0 +1,120 @@
+"""Plain ASGI: reading a body within its limit, answering, and waiting for work while the client may go away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import orjson
+
+from .errors import WireError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The value of the header *name*, lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+async def read(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The body, whole. Raises WireError 413 over *limit* bytes, without reading what the header announces as over."""
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        if not message.get("more_body"):
+            return part if not parts else b"".join((*parts, part))
+        parts.append(part)
+
+
+def _too_large(limit: int) -> WireError:
+    # What is left of the body is not read, so the connection cannot go on.
+    return WireError(413, "body_too_large", f"the body is over {limit} bytes", headers={"connection": "close"})
+
+
+class Answer:
+    """One response: whole, or begun early because the client must hear something meanwhile."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def whole(
+        self, status: int, body: bytes, content_type: bytes = JSON, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer with *body*; where the answer has begun, with what is left of it."""
+        if self.begun:
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        lines = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+        lines += [(key.encode("latin-1"), value.encode("latin-1")) for key, value in (headers or {}).items()]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": lines})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def begin(self, content_type: bytes) -> None:
+        """Say 200; no other status can be said from here on."""
+        if not self.begun:
+            self.begun = True
+            lines = [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": lines})
+
+    async def part(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def json(self, status: int, data: Any, headers: Mapping[str, str] | None = None) -> None:
+        await self.whole(status, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
+
+    async def error(self, error: WireError) -> None:
+        await self.whole(error.status, error.body(), headers=error.headers)
+
+
+async def outwait(
+    task: asyncio.Task[Any], receive: Receive, beat: float, on_beat: Callable[[], Awaitable[None]]
+) -> None:
+    """Wait until *task* is done, calling *on_beat* every *beat* seconds. Raises Gone where the client goes away first:
+    the task is then cancelled, and over. So it is where the caller is cancelled.
+    """
+    gone = asyncio.ensure_future(_disconnected(receive))
+    waited: Iterable[asyncio.Future[Any]] = {task, gone}
+    try:
+        while True:
+            await asyncio.wait(waited, timeout=beat, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return
+            if gone.done():
+                raise Gone
+            await on_beat()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,138 @@
+"""A gateway on a port of its own, over the ChatML renderer and a sampler that writes the text it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import attrs
+import numpy as np
+import pytest
+from ferrule_gateway import Gateway, GatewayOptions
+from ferrule_renderer_chatml import ChatMLRenderer
+from ferrule_test_assets import qwen3
+from tokenizers import Tokenizer
+
+from ferrule import ModelSpec, Renderer, Sample, Sampler, SamplerSession, SamplingParams
+
+Script = Callable[[str, int, str], Any]
+
+
+class ScriptedSampler(Sampler):
+    """Answers what *script(prompt's text, number of the request in the session, key)* says: text, token ids, an
+    exception, or an awaitable of one. Keeps every prompt and completion by session, and how many sessions are open.
+    """
+
+    def __init__(self, renderer: Renderer, script: Script, context_length: int = 32768) -> None:
+        self.renderer, self.script, self.context_length = renderer, script, context_length
+        self.tokenizer = Tokenizer.from_file(f"{renderer.model.tokenizer_path}/tokenizer.json")
+        self.prompts: dict[str, list[np.ndarray]] = {}
+        self.samples: dict[str, list[Sample]] = {}
+        self.params: list[SamplingParams] = []
+        self.seeds: dict[str, int] = {}
+        self.open_now: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def open(self, key: str, *, seed: int) -> AsyncIterator[SamplerSession]:
+        self.open_now[key] += 1
+        self.seeds[key] = seed
+        try:
+            yield _Scripted(self, key)
+        finally:
+            self.open_now[key] -= 1
+
+
+class _Scripted(SamplerSession):
+    concurrent = True
+
+    def __init__(self, sampler: ScriptedSampler, key: str) -> None:
+        self.sampler, self.key, self.asked = sampler, key, 0
+
+    async def sample(self, prompt: np.ndarray, params: SamplingParams) -> Sample:
+        s, number = self.sampler, self.asked
+        self.asked += 1
+        s.prompts.setdefault(self.key, []).append(prompt.copy())
+        s.params.append(params)
+        answer = s.script(s.renderer.decode(prompt), number, self.key)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        else:
+            await asyncio.sleep(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        ids = s.tokenizer.encode(answer, add_special_tokens=False).ids if isinstance(answer, str) else list(answer)
+        reason = "stop" if len(ids) <= params.max_tokens else "length"
+        ids = np.array(ids[: params.max_tokens], np.int32)
+        out = Sample(ids, -(ids % 97 + 1).astype(np.float32) / 64, np.full(len(ids), 7, np.int32), reason)
+        s.samples.setdefault(self.key, []).append(out)
+        return out
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Renderer:
+    return ChatMLRenderer(ChatMLRenderer.Config(family="qwen3"), ModelSpec(tokenizer=str(qwen3())))
+
+
+@attrs.define(eq=False)
+class Served:
+    """A running gateway and a client of it."""
+
+    gateway: Gateway
+    sampler: Any
+    http: aiohttp.ClientSession
+
+    @property
+    def auth(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.gateway.token}"}
+
+    async def session(self, **body: Any) -> str:
+        status, out = await self.call("POST", "/sessions", body)
+        assert status == 201, out
+        return str(out["id"])
+
+    async def call(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        """Status and parsed body."""
+        options.setdefault("headers", self.auth)
+        raw = {"data": body} if isinstance(body, bytes) else {"json": body} if body is not None else {}
+        async with self.http.request(method, self.gateway.url + path, **raw, **options) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+    async def chat(self, session: str, messages: list[Any], **fields: Any) -> tuple[int, Any]:
+        body = {"model": "policy", "messages": messages, **fields}
+        return await self.call("POST", f"/s/{session}/v1/chat/completions", body)
+
+    async def trajectory(self, session: str) -> Any:
+        status, out = await self.call("GET", f"/sessions/{session}/trajectory")
+        assert status == 200, out
+        return out
+
+
+@pytest.fixture
+async def serve(renderer: Renderer) -> AsyncIterator[Callable[..., Any]]:
+    """``await serve(script, **options)``: a gateway over a scripted sampler, or over ``sampler=``."""
+    running: list[Served] = []
+
+    async def make(script: Script | None = None, *, sampler: Any = None, **options: Any) -> Served:
+        own = {k: options.pop(k) for k in ("sampling", "model", "token") if k in options}
+        sampler = ScriptedSampler(renderer, script) if sampler is None else sampler
+        gateway = Gateway(
+            renderer=renderer,
+            sampler=sampler,
+            options=GatewayOptions(**options),
+            vocab_size=renderer.vocab_size,
+            **own,
+        )
+        await gateway.start()
+        served = Served(gateway, sampler, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        running.append(served)
+        return served
+
+    yield make
+    for served in running:
+        await served.http.close()
+        await served.gateway.stop(grace=2.0)
