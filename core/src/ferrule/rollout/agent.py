@@ -48,6 +48,11 @@ class Agent:
         return self._session.ledger
 
     @property
+    def renderer(self) -> Renderer:
+        """What its messages are rendered and its completions read with."""
+        return self._session.renderer
+
+    @property
     def resets(self) -> int:
         """How often a request began a new segment."""
         return self._session.resets

@@ -121,6 +121,17 @@ class Api:
         data = [{"id": self.gateway.model, "object": "model", "created": 0, "owned_by": "ferrule"}]
         await call.answer.json(200, {"object": "list", "data": data})
 
+    async def play(self, call: Call) -> None:
+        """The task behind a session that is an episode's: its turns and its tools."""
+        session = self._session(call)
+        serve = getattr(session.source, "serve", None)
+        if serve is None:
+            raise WireError(404, "not_found", "behind this session is no task that could be played")
+        raw = await read(call.scope, call.receive, self.gateway.options.body_limit)
+        name = call.scope["path_params"]["name"]
+        status, body = await serve(call.scope["method"], name, parse_json(raw) if raw.strip() else {})
+        await (call.answer.whole(status, b"") if body is None else call.answer.json(status, body))
+
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def create(self, call: Call) -> None:
@@ -245,6 +256,8 @@ def make_app(gateway: Gateway) -> Any:
         ("POST", "/s/{id}/v1/chat/completions", api.chat),
         ("POST", "/s/{id}/v1/completions", api.completions),
         ("GET", "/s/{id}/v1/models", api.models),
+        ("GET", "/s/{id}/play/{name}", api.play),
+        ("POST", "/s/{id}/play/{name}", api.play),
         ("POST", "/v1/chat/completions", api.chat),
         ("POST", "/v1/completions", api.completions),
         ("GET", "/v1/models", api.models),

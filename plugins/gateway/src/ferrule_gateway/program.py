@@ -134,7 +134,7 @@ class Program(Harness, name="program"):
         async with self._starting:
             if self._gateway is None:
                 gateway = Gateway(
-                    renderer=None,
+                    renderer=rollout.agent().renderer,
                     sampler=None,
                     sampling=rollout.sampling,
                     options=GatewayOptions(host=self.config.host, port=self.config.port),
