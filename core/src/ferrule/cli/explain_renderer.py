@@ -44,6 +44,7 @@ def explain_renderer(loaded: Loaded) -> dict[str, Any] | None:
 
 def _cost(loaded: Loaded, use: Any, choice: str) -> dict[str, Any]:
     """The sample conversation's price, or why it could not be played here."""
+    from ..plugins.references import reason
     from ..rollout import forecast
 
     try:
@@ -53,8 +54,8 @@ def _cost(loaded: Loaded, use: Any, choice: str) -> dict[str, Any]:
         except FerruleError:
             # One that writes no tools is asked without.
             return {**attrs.asdict(asyncio.run(forecast(renderer, tools=False))), "tools": False}
-    except FerruleError as error:
-        return {"error": str(error)}
+    except (Exception, SystemExit) as error:  # a plugin's own faults are told, too: what else was asked still stands
+        return {"error": str(error) if isinstance(error, FerruleError) else f"it broke: {reason(error)}"}
 
 
 def print_renderer(said: dict[str, Any]) -> None:
