@@ -169,11 +169,21 @@ def test_every_public_name_resolves_and_is_documented() -> None:
     assert undocumented == ["hookimpl", "hookspec"] or undocumented == []
 
 
-@pytest.mark.parametrize("folder", PLUGINS, ids=lambda p: p.name)
+SERVICES = [p for p in PLUGINS if "-" not in p.name]  # plugins/<name>: a command, and what it needs beside
+AUTO = "ferrule.auto_renderers"
+
+
+def offered(folder: Path) -> dict[str, dict[str, str]]:
+    """Entry points by group, the patterns of models left out."""
+    points = project_of(folder)["entry-points"]
+    return {group: entries for group, entries in points.items() if group.startswith("ferrule.") and group != AUTO}
+
+
+@pytest.mark.parametrize("folder", [p for p in PLUGINS if p not in SERVICES], ids=lambda p: p.name)
 def test_a_plugin_is_one_entry_point_whose_key_is_the_name_of_its_class(folder: Path) -> None:
     from ferrule.plugins import Registry
 
-    groups = {g: e for g, e in project_of(folder)["entry-points"].items() if g.startswith("ferrule.")}
+    groups = offered(folder)
     assert len(groups) == 1
     ((group, entries),) = groups.items()
     ((key, _),) = entries.items()
@@ -182,6 +192,25 @@ def test_a_plugin_is_one_entry_point_whose_key_is_the_name_of_its_class(folder: 
     cls = registry.resolve(kind, f"{key}@{project_of(folder)['name']}", ROOT)
     assert cls.name == key
     assert group in {"ferrule.hooks", f"ferrule.{kind}s", f"ferrule.{kind}es"}
+
+
+@pytest.mark.parametrize("folder", SERVICES, ids=lambda p: p.name)
+def test_a_service_is_a_command_of_its_name(folder: Path) -> None:
+    assert folder.name in offered(folder)["ferrule.commands"]
+
+
+def test_what_a_renderer_may_be_chosen_for_is_what_it_serves_and_no_two_claim_the_same() -> None:
+    from ferrule.plugins import Registry
+
+    registry = Registry.discover()
+    claimed: dict[str, str] = {}
+    for folder in PLUGINS:
+        for pattern, value in project_of(folder)["entry-points"].get(AUTO, {}).items():
+            assert pattern not in claimed, f"{folder.name} and {claimed[pattern]} both claim {pattern}"
+            claimed[pattern] = folder.name
+            cls = registry.resolve("renderer", value, ROOT)
+            assert pattern in cls.serves, f"{folder.name} may be chosen for {pattern}, which it does not say it serves"
+    assert claimed
 
 
 def test_the_check_of_a_plugin_alone_loads_what_it_offers_and_fails_where_there_is_nothing() -> None:
