@@ -10,7 +10,9 @@ from typing import Any
 
 import attrs
 
-from ferrule import Encoder, Message, ToolCall, ToolSpec, clean_text
+from ferrule import Encoder, Message, ToolCall, ToolSpec, clean_text, get_logger
+
+log = get_logger("ferrule.renderer.chat_template")
 
 Span = tuple[int, int]
 
@@ -83,6 +85,7 @@ class Template:
         self.content_parts = False
         self.arguments_text = False
         self.reasoning_field = True
+        self._warned = False
 
     def text(
         self,
@@ -195,6 +198,7 @@ class Template:
         found = [_span(places, 4 * i) for i in range(len(messages))]
         _in_order(messages, found)
         self._calls_shown(plain, messages, found)
+        self._tools_shown(plain, tools)
         return Located(plain, tuple(found), tuple(_span(places, 4 * i + 2) for i in range(len(messages))), tuple(cuts))
 
     def _search(self, text: str, messages: Sequence[Message], contents: Sequence[str]) -> dict[int, int]:
@@ -225,6 +229,13 @@ class Template:
             for call in message.tool_calls:
                 if call.error is None and text.find(call.name, at) < 0:
                     raise Refused(f"the template drops the call of {call.name!r} in message {i} (assistant)")
+
+    def _tools_shown(self, text: str, tools: Sequence[ToolSpec]) -> None:
+        """Warn, once, where the model is not told of the tools: no refusal, for a model may know its tools by heart."""
+        hidden = [tool.name for tool in tools if tool.name not in text]
+        if hidden and not self._warned:
+            self._warned = True
+            log.warning("tools_not_shown", tools=hidden, detail="the chat template leaves out the tools it is given")
 
 
 def _span(places: Mapping[int, int], number: int) -> Span | None:

@@ -8,7 +8,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 import numpy as np
@@ -20,6 +20,10 @@ from ferrule import Message, ModelSpec, NoBridge, Parsed, Rendered, Renderer, Ta
 from ..making import make_renderer
 
 Ids = NDArray[np.int32]
+READING = "reading calls"
+"""The checks that fail together where a renderer writes calls and cannot read them back."""
+
+Check = TypeVar("Check", bound=Callable[..., None])
 
 ASK = Message("user", "Where does the river meet the sea?")
 AGAIN = Message("user", "And the other river?")
@@ -46,12 +50,22 @@ FIND = ToolSpec(
 TOOLS = (NOTE, FIND)
 
 
+def group(name: str) -> Callable[[Check], Check]:
+    """Checks that stand or fall together: ``xfails`` may name them as one."""
+
+    def mark(check: Check) -> Check:
+        check.group = name  # type: ignore[attr-defined]
+        return check
+
+    return mark
+
+
 def call(name: str, number: int = 0, /, **arguments: Any) -> ToolCall:
     """A call whose id has the nine letters and digits that the templates that check it want."""
     return ToolCall(f"callabc{number:02d}", name, arguments)
 
 
-CALLING = Message("assistant", "Let me look.", tool_calls=(call("find", query="harbour"),))
+CALLING = Message("assistant", "", tool_calls=(call("find", query="harbour"),))
 ANSWER = Message("tool", "It lies in the south.", tool_call_id="callabc00", name="find")
 
 
@@ -76,7 +90,7 @@ class Turn:
 
     @property
     def message(self) -> Message:
-        return self.parsed.message
+        return self.tail.message
 
 
 class RendererBase:
@@ -91,7 +105,8 @@ class RendererBase:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        known = [name for name in dir(cls) if name.startswith("test_")]
+        checks = {name: getattr(cls, name) for name in dir(cls) if name.startswith("test_")}
+        known = [*checks, *{check.group for check in checks.values() if hasattr(check, "group")}]
         for name in cls.xfails:
             if name.partition("[")[0] not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -112,11 +127,27 @@ class RendererBase:
     @classmethod
     def renderer(cls) -> Renderer:
         """The renderer under test: one object for all checks, as in a run."""
-        return cls.make()
+        return cls.variant()
+
+    @classmethod
+    def variant(cls, **options: Any) -> Renderer:
+        """As :meth:`make`, each variant of this suite made once: a vocabulary takes seconds to load."""
+        kept = cls.__dict__.get("_made")
+        if kept is None:
+            kept = {}
+            cls._made = kept  # type: ignore[attr-defined]
+        name = tuple(sorted((k, repr(v)) for k, v in options.items() if v != cls._default(k)))
+        if name not in kept:
+            kept[name] = cls.make(**options)
+        return kept[name]  # type: ignore[no-any-return]
+
+    @classmethod
+    def _default(cls, option: str) -> Any:
+        return cls.options.get(option, "template" if option == "thinking" else None)
 
     @pytest.fixture(autouse=True)
     def _declared_gap(self, request: pytest.FixtureRequest) -> None:
-        for name in (request.node.name, request.node.originalname):
+        for name in (request.node.name, request.node.originalname, getattr(request.function, "group", "")):
             if name in self.xfails:
                 request.applymarker(pytest.mark.xfail(reason=self.xfails[name], strict=True))
                 return
@@ -204,8 +235,9 @@ class RendererBase:
         tools: Sequence[ToolSpec] = (),
         after: Message | None = None,
     ) -> Turn:
-        """*reply*, as sampled after *history*."""
-        return self.turn(renderer, self.completion(renderer, reply, history, tools, after), history, tools)
+        """*reply*, as sampled after *history*. The tail holds *reply* itself: how it is read back is checked apart."""
+        turn = self.turn(renderer, self.completion(renderer, reply, history, tools, after), history, tools)
+        return attrs.evolve(turn, tail=attrs.evolve(turn.tail, message=reply))
 
     def extended(self, renderer: Renderer, turn: Turn, new: Sequence[Message]) -> Rendered:
         """The delta, which must be there."""

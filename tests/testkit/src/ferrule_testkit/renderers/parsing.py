@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 from ferrule import Message, Parsed, Renderer, ToolCall, ToolSpec
 
-from .base import ASK, CALLING, SAID, TOOLS, Ids, RendererBase, call
+from .base import ASK, CALLING, READING, SAID, TOOLS, Ids, RendererBase, call, group
 
 TEXTS = ("19122", "1e5", "1.10", "-0", "null", "true", '"q"', "[1,2]", "NaN", "Zürich 🦜", "  indented\n\ttext", "")
 VALUES: dict[str, tuple[str, Any, Any]] = {
@@ -56,14 +57,23 @@ class ParseChecks(RendererBase):
         assert (parsed.message.reasoning or "").strip() == "They both flow\nsouth."
         assert parsed.message.content.strip() == "At the harbour."
 
+    @group(READING)
     def test_a_call_comes_back_with_its_arguments(self, renderer: Renderer) -> None:
         self.needs_calls()
         parsed = self.read(renderer, CALLING)
         assert parsed.status == "ok", parsed
         (found,) = parsed.message.tool_calls
         assert (found.name, found.arguments, found.error) == ("find", {"query": "harbour"}, None)
-        assert parsed.message.content.strip() == CALLING.content
+        assert not parsed.message.content.strip()
 
+    @group(READING)
+    def test_text_beside_a_call_comes_back(self, renderer: Renderer) -> None:
+        self.needs_calls()
+        parsed = self.read(renderer, attrs.evolve(CALLING, content="Let me look."))
+        assert [(c.name, c.arguments) for c in parsed.message.tool_calls] == [("find", {"query": "harbour"})]
+        assert parsed.message.content.strip() == "Let me look."
+
+    @group(READING)
     def test_several_calls_come_back_in_order_with_ids_of_their_own(self, renderer: Renderer) -> None:
         self.needs_calls()
         parsed = self.read(renderer, Message("assistant", "", tool_calls=TWO))
@@ -73,6 +83,7 @@ class ParseChecks(RendererBase):
         ]
         assert len({c.id for c in parsed.message.tool_calls}) == 2
 
+    @group(READING)
     def test_a_call_after_reasoning_comes_back(self, renderer: Renderer) -> None:
         self.needs_calls()
         self.needs_reasoning()
@@ -81,19 +92,23 @@ class ParseChecks(RendererBase):
         assert (found.name, found.arguments) == ("find", {"query": "harbour"})
         assert (parsed.message.reasoning or "").strip() == "I had better look."
 
+    @group(READING)
     def test_a_call_without_arguments_has_none(self, renderer: Renderer) -> None:
         self.needs_calls()
         parsed = self.read(renderer, Message("assistant", "", tool_calls=(call("find"),)))
         (found,) = parsed.message.tool_calls
         assert (found.name, found.arguments, found.error) == ("find", {}, None)
 
+    @group(READING)
     def test_a_call_of_an_unknown_tool_comes_back_as_it_was_made(self, renderer: Renderer) -> None:
         """That nobody offers such a tool is for the tool loop to answer."""
         self.needs_calls()
         parsed = self.read(renderer, Message("assistant", "", tool_calls=(call("vanish", text="19122"),)))
         (found,) = parsed.message.tool_calls
         assert found.name == "vanish"
+        assert found.error is None
 
+    @group(READING)
     @pytest.mark.parametrize("text", TEXTS)
     def test_text_for_a_string_parameter_comes_back_as_exactly_that_text(self, renderer: Renderer, text: str) -> None:
         self.needs_calls()
@@ -103,6 +118,7 @@ class ParseChecks(RendererBase):
         assert found.arguments == {"text": text}
         assert type(found.arguments["text"]) is str
 
+    @group(READING)
     @pytest.mark.parametrize("case", VALUES)
     def test_other_parameters_are_typed_by_the_schema(self, renderer: Renderer, case: str) -> None:
         self.needs_calls()
@@ -113,6 +129,7 @@ class ParseChecks(RendererBase):
         assert found.arguments == {name: value}
         assert type(found.arguments[name]) is type(value)
 
+    @group(READING)
     @pytest.mark.parametrize(("name", "value"), [("count", "seven"), ("done", "perhaps"), ("share", "half")])
     def test_an_argument_of_the_wrong_type_is_an_error_on_its_call(
         self, renderer: Renderer, name: str, value: str
@@ -143,6 +160,7 @@ class ParseChecks(RendererBase):
                 return body, ids[-1:], parsed
         pytest.fail("whatever piece of a call is missing, it is not reported malformed")
 
+    @group(READING)
     def test_a_malformed_call_is_told_and_spares_the_good_one(self, renderer: Renderer) -> None:
         self.needs_calls()
         body, stop, parsed = self._broken(renderer)
@@ -157,6 +175,7 @@ class ParseChecks(RendererBase):
         shown = [renderer.decode(body[slice(*p.span)]) for p in parsed.problems]
         assert any("zebra" in text for text in shown), f"no problem's span holds the malformed call: {shown}"
 
+    @group(READING)
     def test_text_after_a_malformed_call_changes_nothing_of_that(self, renderer: Renderer) -> None:
         self.needs_calls()
         body, stop, parsed = self._broken(renderer)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 import pytest
 
@@ -24,7 +25,8 @@ CONVERSATIONS: dict[str, tuple[tuple[Message, ...], tuple[ToolSpec, ...]]] = {
     "answered": ((ASK, SAID, AGAIN, Message("assistant", "In the west.")), ()),
     "unicode": ((Message("user", "Zürich, 東京, and a 🦜 beside the 🙂."), SAID, AGAIN), ()),
     "lines": ((Message("user", "one\n\n  two\n\tthree"), SAID, AGAIN), ()),
-    "calls": ((ASK, CALLING, ANSWER, SAID, AGAIN), TOOLS),
+    "call": ((ASK, CALLING, ANSWER, SAID, AGAIN), TOOLS),
+    "call and text": ((ASK, attrs.evolve(CALLING, content="Let me look."), ANSWER, SAID, AGAIN), TOOLS),
     "several": ((ASK, TWO, *answers_to(TWO, "cold up there", "written down"), SAID), TOOLS),
 }
 
@@ -245,7 +247,7 @@ class RenderChecks(RendererBase):
         self.needs_reasoning()
         if way not in renderer.thinking_choices:
             pytest.skip(f"it cannot do thinking = {way!r}")
-        made = self.make(thinking=way)
+        made = self.variant(thinking=way)
         thought = Message("assistant", "At the harbour.", "They both flow south.")
         text = made.decode(made.render([ASK, thought, AGAIN]).ids)
         assert thought.content in text
