@@ -1,0 +1,90 @@
+"""Completions read back: the package finds the parts, ferrule reads the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+from ferrule import CallIds, Encoder, Message, Parsed, ParseProblem, ReplyParser, ToolCall, ToolSpec, clean_text
+
+from .calls import CallReader
+from .families import Family
+
+
+class Parser:
+    """Reads completions of one family; keeps nothing of them."""
+
+    def __init__(self, engine: Any, family: Family, encoder: Encoder, stop_ids: frozenset[int]) -> None:
+        self.engine, self.family, self.encoder, self.stop_ids = engine, family, encoder, stop_ids
+        tags = family.grammar == "tags" and not getattr(engine.config, "tool_parser", None)
+        self._own = ReplyParser(encoder, stop_ids) if tags else None
+        self._calls = CallReader(family, encoder)
+        self._open = encoder.encode(family.think[0])
+        self._prompt = encoder.encode(family.prompt) if family.prompt else None
+
+    def parse(self, ids: list[int], tools: Sequence[ToolSpec], opened: Sequence[str]) -> Parsed:
+        if self._own is not None:
+            return self._own.parse(ids, tools, opened)
+        stopped = bool(ids) and ids[-1] in self.stop_ids
+        thinking = "think" in opened
+        # To the package such a reply would be reasoning through and through.
+        lead = [self.encoder.ids_of[self.family.think[1]]] if self.family.lead and not thinking else []
+        prompt = self._prompt or (self._open if thinking else None)
+        try:
+            out = self.engine.parse_response([*lead, *ids], prompt_ids=prompt)
+        except Exception as error:  # whatever breaks in the package, the tokens are there
+            why = f"the renderers package could not read it: {type(error).__name__}: {error}"
+            text = self.encoder.decode(ids[:-1] if stopped else ids)
+            problem = ParseProblem((0, len(ids)), text, why)
+            return Parsed(
+                Message("assistant", clean_text(text)), "malformed" if stopped else "truncated", True, (problem,)
+            )
+        return self._read(ids, out, len(lead), tools, stopped, thinking)
+
+    def _read(
+        self, ids: list[int], out: Any, lead: int, tools: Sequence[ToolSpec], stopped: bool, thinking: bool
+    ) -> Parsed:
+        length = len(ids) - stopped
+        calls: list[ToolCall] = []
+        problems: list[ParseProblem] = []
+        made = CallIds(ids)
+        closed = True
+        done: set[tuple[int, int]] = set()
+        for known in out.tool_calls:
+            start, stop = known.token_span or (lead, lead + length)
+            span = (max(0, start - lead), min(max(0, stop - lead), len(ids)))
+            if span in done:
+                # The package gives each call of one block that block's span.
+                continue
+            done.add(span)
+            if str(known.status) == "unclosed_block":
+                closed = False
+                raw, why = clean_text(self.encoder.decode(ids[slice(*span)])), "the call never closes"
+                read: list[tuple[ToolCall, str | None]] = [
+                    (ToolCall(made.next(), clean_text(known.name or ""), {}, why, raw), why)
+                ]
+            else:
+                read = self._calls.read(ids[slice(*span)], known, tools, made.next)
+            if known.id and len(read) == 1 and known.id not in {c.id for c in calls}:
+                # Kimi's calls carry ids of their own, which the answers must repeat.
+                read = [(attrs.evolve(read[0][0], id=clean_text(known.id)), read[0][1])]
+            calls += [call for call, _ in read]
+            problems += [ParseProblem(span, call.raw or "", why) for call, why in read if why]
+        reasoning = out.reasoning_content
+        content = clean_text(out.content)
+        if out.reasoning_complete is False:
+            closed = False
+            if stopped:
+                problems.append(ParseProblem((0, length), reasoning or "", "the reasoning never closes"))
+        elif reasoning is not None or thinking:
+            content = content.lstrip("\n")
+            reasoning = reasoning or ""
+        status: Literal["ok", "malformed", "truncated"] = (
+            "truncated" if not stopped else "malformed" if problems else "ok"
+        )
+        message = Message(
+            "assistant", content, clean_text(reasoning) if reasoning is not None else None, tool_calls=tuple(calls)
+        )
+        return Parsed(message, status, closed, tuple(problems))

@@ -1,0 +1,271 @@
+"""Conversations and deltas as the package writes them, each token with its kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrule import (
+    Encoder,
+    Message,
+    NoBridge,
+    Rendered,
+    Tail,
+    TokenKind,
+    ToolSpec,
+    answer_order,
+    clean_text,
+    sort_answers,
+    token_kinds,
+)
+
+from .families import Family
+from .tokenizer import Tokenizer
+from .wire import Wire, names_of
+
+
+class Refused(Exception):
+    """The package raised on these messages, or would lose a part of them; the text says which."""
+
+
+class Rendering:
+    """Renders with one of the package's renderers, *engine*. *keeps* is the same one with earlier thinking kept, for
+    conversations in which there is none to strip.
+    """
+
+    def __init__(
+        self, engine: Any, keeps: Any, name: str, family: Family, tokenizer: Tokenizer, encoder: Encoder
+    ) -> None:
+        self.engine, self.keeps, self.name, self.family = engine, keeps, name, family
+        self.tokenizer, self.encoder = tokenizer, encoder
+        self.wire = Wire(family, tokenizer, encoder)
+        self.stop_ids = frozenset(int(i) for i in engine.get_stop_token_ids())
+
+    # -- whole conversations -------------------------------------------------------------------------------------------
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
+        order = answer_order(messages)
+        shown = [messages[i] for i in order]
+        try:
+            self.tokenizer.choose(shown, tools)
+            wires = self.wire.messages(shown, names_of(shown))
+            out = self.engine.render(wires, tools=self.wire.tools(tools), add_generation_prompt=generation)
+        except Exception as error:  # the package's renderers refuse with errors of many kinds
+            raise Refused(f"{self.name!r} of the renderers package raised {type(error).__name__}: {error}") from error
+        ids = [int(i) for i in out.token_ids]
+        indices = np.array(out.message_indices, np.int64)
+        if len(indices) != len(ids):
+            raise Refused(
+                f"{self.name!r} of the renderers package told the message of {len(indices)} of {len(ids)} tokens"
+            )
+        kinds = np.full(len(ids), TokenKind.SCAFFOLD, np.uint8)
+        sampled, content = self._masks(out, ids, indices, shown)
+        bounds = _bounds(indices, len(shown))
+        for i, message in enumerate(shown):
+            start, stop = bounds[i]
+            own = indices[start:stop] == i
+            if message.role == "assistant":
+                spoken = np.flatnonzero(own & sampled[start:stop])
+                if len(spoken):
+                    # The package leaves out headers between one reply's parts, which the model writes too.
+                    kinds[start + spoken[0] : start + spoken[-1] + 1] = TokenKind.ACTION
+                elif message.content.strip() or message.tool_calls:
+                    raise Refused(f"{self.name!r} of the renderers package drops message {i} (assistant)")
+            else:
+                self._observe(kinds, ids, start, stop, own & content[start:stop], message, i)
+        end = max((b for _, b in bounds), default=0)
+        opened = self._opened(ids[end:]) if generation else ()
+        return Rendered(np.array(ids, np.int32), kinds, _spans(bounds, order), opened)
+
+    def _masks(
+        self, out: Any, ids: list[int], indices: NDArray[np.int64], shown: Sequence[Message]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(sampled, content), bool[T] each, as the package tells them; found here where it does not."""
+        if len(out.sampled_mask) == len(ids) and len(out.is_content) == len(ids):
+            return np.array(out.sampled_mask, bool), np.array(out.is_content, bool)
+        sampled, content = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
+        header = self._header()
+        for i, message in enumerate(shown):
+            own = np.flatnonzero(indices == i)
+            if not len(own):
+                continue
+            start, stop = int(own[0]), int(own[-1]) + 1
+            if message.role != "assistant":
+                content[start:stop] = True
+                continue
+            if ids[start : start + len(header)] == header:
+                start += len(header)
+            ends = [k for k in range(start, stop) if ids[k] in self.stop_ids]
+            sampled[start : ends[-1] + 1 if ends else stop] = True
+        return sampled, content
+
+    def _header(self) -> list[int]:
+        """The generation prompt after a user's message."""
+        probe = [{"role": "user", "content": "x"}]
+        without = self.engine.render_ids(probe, add_generation_prompt=False)
+        return list(self.engine.render_ids(probe, add_generation_prompt=True)[len(without) :])
+
+    def _observe(
+        self,
+        kinds: NDArray[np.uint8],
+        ids: list[int],
+        start: int,
+        stop: int,
+        content: NDArray[np.bool_],
+        message: Message,
+        index: int,
+    ) -> None:
+        """Mark the content of *message*, which stands in ``ids[start:stop]``; *content* is where the package saw it."""
+        text = clean_text(message.content)
+        if not text.strip():
+            return
+        found = np.flatnonzero(content)
+        if not len(found):
+            raise Refused(
+                f"{self.name!r} of the renderers package drops the content of message {index} ({message.role})"
+            )
+        first, last = start + int(found[0]), start + int(found[-1]) + 1
+        forms = (text, text.strip(), json.dumps(text, ensure_ascii=False)[1:-1])
+        body = self.encoder.decode(ids[first:last])
+        if body not in forms:
+            # Shared tokens, or more than the content: look where exactly it stands.
+            whole = self.encoder.decode(ids[start:stop])
+            at, form = next(((p, f) for f in forms if (p := whole.find(f)) >= 0), (-1, ""))
+            tokens = self.encoder.tokenize(whole, (), [(at, at + len(form), frozenset())] if at >= 0 else ())
+            if at >= 0 and tokens.ids == ids[start:stop]:
+                kinds[start:stop] = token_kinds(whole, tokens, [(at, at + len(form))])
+                return
+        kinds[start:stop][content] = TokenKind.OBSERVATION
+
+    def _opened(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The blocks that a generation prompt leaves open."""
+        text = self.encoder.decode(list(ids))
+        start, end = self.family.think
+        return ("think",) if text.rfind(start) > text.rfind(end) else ()
+
+    # -- deltas --------------------------------------------------------------------------------------------------------
+
+    def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
+        if not messages or all(m.role == "assistant" for m in messages):
+            return NoBridge("empty_delta", "nothing but what the model itself said was added")
+        if any(m.role == "assistant" for m in messages):
+            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
+        if tuple(tools) != tuple(tail.tools):
+            return NoBridge("tools_changed", "the tools offered are not those of the message before")
+        answers = 0
+        while answers < len(messages) and messages[answers].role == "tool":
+            answers += 1
+        calls = {c.id: n for n, c in enumerate(tail.message.tool_calls)}
+        order = [*sort_answers(list(range(answers)), messages, calls), *range(answers, len(messages))]
+        new = [messages[i] for i in order]
+
+        try:
+            self.tokenizer.choose(new, tools)
+            before, given, known = self._history(tail)
+            engine = self.engine if self._strips(tail) else self.keeps
+            wires = self.wire.messages(new, names_of([tail.message]))
+            out = engine.bridge_to_next_turn(before, given, wires, tools=self.wire.tools(tools))
+        except Exception as error:  # as above
+            return NoBridge(
+                "no_bridge", f"{self.name!r} of the renderers package raised {type(error).__name__}: {error}"
+            )
+        if out is None:
+            return NoBridge("no_bridge", self._why(tail, new))
+        whole = [int(i) for i in out.token_ids]
+        if whole[: len(before) + len(given)] != [*before, *given]:
+            return NoBridge(
+                "no_bridge", f"{self.name!r} of the renderers package rewrote what the model had been shown"
+            )
+        delta = whole[known:]
+        indices = np.array(out.message_indices[known:], np.int64)
+        content = np.array(out.is_content[known:], bool)
+        kinds = np.full(len(delta), TokenKind.SCAFFOLD, np.uint8)
+        bounds = _bounds(indices, len(new))
+        try:
+            for i, message in enumerate(new):
+                start, stop = bounds[i]
+                own = (indices[start:stop] == i) & content[start:stop]
+                self._observe(kinds, delta, start, stop, own, message, i)
+        except Refused as refusal:
+            return NoBridge("no_bridge", str(refusal))
+        end = max(b for _, b in bounds)
+        return Rendered(np.array(delta, np.int32), kinds, _spans(bounds, order), self._opened(delta[end:]))
+
+    def _history(self, tail: Tail) -> tuple[list[int], list[int], int]:
+        """(prompt, completion) to give to the package in place of the whole history, and how many of their tokens come
+        before the delta.
+
+        The package looks back no further than to the stop token before the reply's generation prompt, for a block that
+        the prompt opened. What is put in here stands for what it would have found there, and is cut off again.
+        """
+        ids = [int(i) for i in tail.ids]
+        before, completion = ids[: tail.prompt_length], ids[tail.prompt_length :]
+        if not before:
+            # Some templates go on without a prompt after a tool's answer, and the package wants some history.
+            before = [min(self.stop_ids)]
+        lead: list[int] = []
+        if self.family.lead and not self._opened(before):
+            lead = [self.encoder.ids_of[self.family.think[1]]]
+        given = [*lead, *completion, *self._closers(tail, completion)]
+        return before, given, len(before) + len(lead) + len(completion)
+
+    def _closers(self, tail: Tail, completion: list[int]) -> list[int]:
+        """The ends of the blocks of a call in which the completion was cut."""
+        if tail.stop != "length" or not self.family.blocks:
+            return []
+        text = self.encoder.decode(completion)
+        start, end = self.family.think
+        if (tail.opened or text.rfind(start) > text.rfind(end)) and not tail.message.tool_calls:
+            return []
+        ends = [b for a, b in self.family.blocks if text.rfind(a) > text.rfind(b)]
+        gap = "\n" if self.family.grammar in ("tags", "dsml") else ""
+        return self.encoder.encode("".join(gap + mark for mark in reversed(ends)))
+
+    def _strips(self, tail: Tail) -> bool:
+        """Whether there is earlier thinking, or a mark of it, that a template could strip."""
+        if tail.strippable or tail.message.reasoning or self.engine is self.keeps:
+            return True
+        text = self.encoder.decode([int(i) for i in tail.ids])
+        return any(mark in text for mark in self.family.think)
+
+    def _why(self, tail: Tail, new: Sequence[Message]) -> str:
+        """The package says no without a reason."""
+        policy = getattr(self.engine, "effective_thinking_retention", "all")
+        if self.name == "default":
+            return "'default' of the renderers package cannot extend a conversation: set renderer.family"
+        if policy == "template":
+            return f"{self.name!r} strips earlier thinking at each turn; thinking = 'keep' would extend"
+        if tail.opened and tail.stop != "length":
+            return f"the reply stopped inside its reasoning, after which {self.name!r} does not go on"
+        if policy == "tool_cycle" and any(m.role == "user" for m in new):
+            return f"{self.name!r} strips earlier thinking when a user speaks; thinking = 'keep' would extend"
+        return f"{self.name!r} of the renderers package does not extend this reply by {', '.join(m.role for m in new)}"
+
+
+def _bounds(indices: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
+    """(start, stop) of each message's tokens; an empty span after the one before where it has none."""
+    first, last = [-1] * count, [0] * count
+    edges = [0, *(np.flatnonzero(np.diff(indices)) + 1).tolist(), len(indices)]
+    for start, stop in pairwise(edges):
+        i = int(indices[start]) if start < stop else -1
+        if 0 <= i < count:
+            first[i] = start if first[i] < 0 else first[i]
+            last[i] = stop
+    out: list[tuple[int, int]] = []
+    for i in range(count):
+        end = out[-1][1] if out else 0
+        out.append((first[i], last[i]) if first[i] >= 0 else (end, end))
+    return out
+
+
+def _spans(bounds: Sequence[tuple[int, int]], order: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The bounds of messages shown in *order*, in the messages' own order."""
+    spans = [(0, 0)] * len(order)
+    for bound, i in zip(bounds, order, strict=True):
+        spans[i] = bound
+    return tuple(spans)
