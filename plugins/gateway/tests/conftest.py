@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from ferrule_gateway import Gateway, GatewayOptions
 from ferrule_renderer_chatml import ChatMLRenderer
-from ferrule_test_assets import qwen3
+from ferrule_test_assets import byte_tokenizer
 from tokenizers import Tokenizer
 
 from ferrule import ModelSpec, Renderer, Sample, Sampler, SamplerSession, SamplingParams
@@ -75,7 +75,7 @@ class _Scripted(SamplerSession):
 
 @pytest.fixture(scope="session")
 def renderer() -> Renderer:
-    return ChatMLRenderer(ChatMLRenderer.Config(family="qwen3"), ModelSpec(tokenizer=str(qwen3())))
+    return ChatMLRenderer(ChatMLRenderer.Config(family="qwen3"), ModelSpec(tokenizer=str(byte_tokenizer())))
 
 
 @attrs.define(eq=False)

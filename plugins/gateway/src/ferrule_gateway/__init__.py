@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import ContextOverflow as ContextOverflow
+    from .errors import UpstreamError as UpstreamError
     from .errors import WireError as WireError
+    from .http import HttpSampler as HttpSampler
+    from .http import UpstreamOptions as UpstreamOptions
     from .server import Gateway as Gateway
     from .server import GatewayOptions as GatewayOptions
     from .source import Source as Source
@@ -19,11 +22,23 @@ _HOMES = {
     "ContextOverflow": "errors",
     "Gateway": "server",
     "GatewayOptions": "server",
+    "HttpSampler": "http",
     "Source": "source",
+    "UpstreamError": "errors",
+    "UpstreamOptions": "http",
     "WireError": "errors",
 }
 
-__all__ = ["ContextOverflow", "Gateway", "GatewayOptions", "Source", "WireError"]
+__all__ = [
+    "ContextOverflow",
+    "Gateway",
+    "GatewayOptions",
+    "HttpSampler",
+    "Source",
+    "UpstreamError",
+    "UpstreamOptions",
+    "WireError",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -141,19 +141,40 @@ class Api:
 
     async def sessions(self, call: Call) -> None:
         data = [session.state() for session in self.gateway.sessions.values()]
+        data += [self._closed(id_) for id_ in self.gateway.stored()]
         await call.answer.json(200, {"object": "list", "data": data})
 
     async def state(self, call: Call) -> None:
-        await call.answer.json(200, self._session(call, serving=False).state())
+        session = self._live_or_stored(call)
+        await call.answer.json(200, session.state() if session is not None else self._closed(call.session_id))
 
     async def trajectory(self, call: Call) -> None:
-        session = self._session(call, serving=False)
-        await call.answer.json(200, trajectory_body(session.id, "open", session.source.export()))
+        session = self._live_or_stored(call)
+        if session is not None:
+            out = trajectory_body(session.id, "open", session.source.export())
+        else:
+            assert self.gateway.store is not None
+            out = {**trajectory_body(call.session_id, "closed"), **self.gateway.store.read(call.session_id)}
+        await call.answer.json(200, out)
 
     async def delete(self, call: Call) -> None:
-        session = self._session(call, serving=False)
-        await self.gateway.remove(session.id)
-        await call.answer.json(200, {"id": session.id, "deleted": True})
+        id_ = call.session_id
+        self._live_or_stored(call)
+        await self.gateway.remove(id_)
+        if self.gateway.store is not None:
+            self.gateway.store.delete(id_)
+        await call.answer.json(200, {"id": id_, "deleted": True})
+
+    def _live_or_stored(self, call: Call) -> GatewaySession | None:
+        """The session that is named; None where it is one that ended, and is on disk. Else WireError 404."""
+        store, id_ = self.gateway.store, call.session_id
+        if id_ not in self.gateway.sessions and store is not None and id_ in store:
+            return None
+        return self._session(call, serving=False)
+
+    def _closed(self, id_: str) -> dict[str, Any]:
+        assert self.gateway.store is not None
+        return {**self.gateway.store.facts(id_), "id": id_, "state": "closed"}
 
     async def health(self, call: Call) -> None:
         gateway = self.gateway
@@ -236,7 +257,9 @@ class Api:
         stop_ids = self.gateway.renderer.stop_ids
         empty = len(ids) == 0 or (len(ids) == 1 and int(ids[0]) in stop_ids)
         session.counters.captured(reply, empty)
-        self.gateway.captured(session, reply, empty)
+        if session.writer is not None:
+            session.writer.turn(session.source.export())
+        self.gateway.captured(reply, empty)
 
 
 class _Said(WireError):

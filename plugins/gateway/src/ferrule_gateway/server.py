@@ -8,7 +8,9 @@ import errno
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,14 +21,15 @@ from ferrule import FerruleError, Renderer, Reply, Sampler, SamplingParams, get_
 
 from . import checks
 from .app import make_app
-from .errors import WireError, bad
+from .errors import NO_RETRY, WireError, bad
+from .http import HttpSampler
 from .sessions import Counters, GatewaySession
 from .source import SessionSource, Source
+from .store import ID, Store
 from .wire import Sampling, forced_sampling
 
 log = get_logger("ferrule_gateway")
 
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 LOOPBACK = ("127.", "localhost", "::1")
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than what clients' pools do, or they would write into closed ones."""
@@ -39,7 +42,8 @@ CANARY = 10
 class GatewayOptions:
     """``[gateway]``: ``host`` and ``port`` (0 picks one; loopback unless ``allow_remote``), ``public_url`` where
     clients reach it under another address, ``body_limit`` in bytes, ``heartbeat`` and ``idle_timeout`` in seconds (0:
-    sessions stay until they are deleted), ``max_sessions``.
+    sessions made over HTTP stay until they are deleted), ``max_sessions``. ``store``: a folder in which the turns of
+    sessions made over HTTP are written down as they are captured, so that they outlive this process.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +54,7 @@ class GatewayOptions:
     heartbeat: float = attrs.field(default=30.0, validator=v.gt(0.0))
     idle_timeout: float = attrs.field(default=0.0, validator=v.ge(0.0))
     max_sessions: int = attrs.field(default=4096, validator=v.ge(1))
+    store: Path | None = None
 
 
 class Gateway:
@@ -79,8 +84,10 @@ class Gateway:
         self.token = secrets.token_urlsafe(32) if token is None else token
         self.sessions: dict[str, GatewaySession] = {}
         self.counters = Counters()
+        self.store = Store(self.options.store) if self.options.store is not None else None
         self.stopping = False
         self.url = ""
+        self._reaper: asyncio.Task[None] | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._warned = False
@@ -98,6 +105,12 @@ class Gateway:
                 "that is meant"
             )
         listener = _bind(options.host, options.port)
+        try:
+            if isinstance(self.sampler, HttpSampler):
+                await self.sampler.start()
+        except BaseException:
+            listener.close()
+            raise
         host = options.host if ":" not in options.host else f"[{options.host}]"
         self.url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{listener.getsockname()[1]}"
         self._server = _Server(
@@ -110,6 +123,7 @@ class Gateway:
                 date_header=False,
                 http="httptools",
                 timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=5,
             )
         )
         self._serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
@@ -118,6 +132,8 @@ class Gateway:
         if self._serving.done():
             self._serving.result()
             raise FerruleError("the gateway's server ended as it started")
+        if options.idle_timeout:
+            self._reaper = asyncio.ensure_future(self._reap(options.idle_timeout))
 
     async def stop(self, grace: float = 30.0) -> None:
         """Accept nothing more, let what is in flight end within *grace* seconds, cancel the rest. What was captured
@@ -133,6 +149,12 @@ class Gateway:
             self._server.should_exit = True
             await self._serving
             self._server = self._serving = None
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.wait({self._reaper})
+            self._reaper = None
+        if isinstance(self.sampler, HttpSampler):
+            await self.sampler.close()
         self._canary(1)
 
     # -- sessions ------------------------------------------------------------------------------------------------------
@@ -168,10 +190,8 @@ class Gateway:
             id_ = secrets.token_hex(8)
         elif not ID.fullmatch(id_):
             raise bad("id", "id must be letters, digits and ._~- only, at most 128, a letter or digit first")
-        elif id_ in self.sessions:
-            raise WireError(
-                409, "session_exists", f"there is a session {id_!r} already", "id", {"x-should-retry": "false"}
-            )
+        elif id_ in self.sessions or (self.store is not None and id_ in self.store):
+            raise WireError(409, "session_exists", f"there is a session {id_!r} already", "id", NO_RETRY)
         forced = forced_sampling(body)
         metadata = body.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
@@ -182,10 +202,36 @@ class Gateway:
         session = GatewaySession(
             id_, source, attrs.evolve(self._sampling, forced=forced), metadata or {}, over_http=True
         )
+        if self.store is not None:
+            session.writer = self.store.create(
+                id_,
+                {
+                    "id": id_,
+                    "created": session.created,
+                    "model": self.model,
+                    "renderer": self.renderer.name,
+                    "metadata": metadata or {},
+                    "sampling": {k: sorted(x) if isinstance(x, frozenset) else x for k, x in forced.items()},
+                },
+            )
         self.sessions[id_] = session
         return session
 
-    def captured(self, session: GatewaySession, reply: Reply, empty: bool) -> None:
+    def stored(self) -> list[str]:
+        """The sessions that ended, and are on disk."""
+        return [id_ for id_ in self.store.ids() if id_ not in self.sessions] if self.store is not None else []
+
+    async def _reap(self, timeout: float) -> None:
+        """End sessions made over HTTP that nobody used for *timeout* seconds."""
+        while True:
+            await asyncio.sleep(min(timeout / 4, 10.0))
+            oldest = time.monotonic() - timeout
+            for session in list(self.sessions.values()):
+                if session.over_http and not session.flights and session.used < oldest:
+                    log.info("session_idle", session=session.id, idle_timeout=timeout)
+                    await self.remove(session.id)
+
+    def captured(self, reply: Reply, empty: bool) -> None:
         """A turn stands in the ledger."""
         self.counters.captured(reply, empty)
         self._canary(CANARY)

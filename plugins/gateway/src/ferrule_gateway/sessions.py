@@ -13,6 +13,7 @@ from ferrule import Reply
 
 from .history import History
 from .source import SessionSource, Source
+from .store import Writer
 from .wire import Sampling
 
 
@@ -45,6 +46,7 @@ class GatewaySession:
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
     created: float = attrs.field(factory=time.time)
     over_http: bool = False
+    writer: Writer | None = None
     counters: Counters = attrs.field(factory=Counters)
     history: History = attrs.field(factory=History)
     flights: set[asyncio.Task[Any]] = attrs.field(factory=set)
@@ -78,3 +80,5 @@ class GatewaySession:
             await asyncio.wait(flights)
         if isinstance(self.source, SessionSource):
             await self.source.close()
+        if self.writer is not None:
+            self.writer.close()

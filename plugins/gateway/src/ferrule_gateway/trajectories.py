@@ -12,8 +12,10 @@ from .messages import write_message
 
 KINDS = {int(kind): kind.name.lower() for kind in TokenKind}
 
+NOTHING = Trajectory("agent")
 
-def trajectory_body(id_: str, state: str, trajectory: Trajectory) -> dict[str, Any]:
+
+def trajectory_body(id_: str, state: str, trajectory: Trajectory = NOTHING) -> dict[str, Any]:
     """What ``GET /sessions/<id>/trajectory`` answers. ``kinds`` are numbers, which ``kind_names`` reads; a logprob
     that is unknown is null; ``versions`` are -1 where nothing was sampled.
     """
@@ -26,13 +28,14 @@ def trajectory_body(id_: str, state: str, trajectory: Trajectory) -> dict[str, A
     }
 
 
-def segment_body(segment: Segment, start: int = 0) -> dict[str, Any]:
-    """Its tokens from *start* on."""
+def segment_body(segment: Segment, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+    """Its tokens from *start* to *stop*."""
+    part = slice(start, stop)
     return {
-        "ids": _plain(segment.ids[start:]),
-        "kinds": _plain(segment.kind[start:]),
-        "logprobs": _plain(segment.logprobs[start:]),
-        "versions": _plain(segment.version[start:]),
+        "ids": _plain(segment.ids[part]),
+        "kinds": _plain(segment.kind[part]),
+        "logprobs": _plain(segment.logprobs[part]),
+        "versions": _plain(segment.version[part]),
     }
 
 
