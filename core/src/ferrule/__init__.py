@@ -96,6 +96,7 @@ _HOMES = {
     ),
     "config": ("Use", "existing", "load_config"),
     "logs": ("get_logger",),
+    "masking": ("keep_secret",),
     "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Session", "Ledger"),
     "sandboxes": (
         "OUTPUT_LIMIT",
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     from .errors import *  # noqa: F403
     from .kinds import *  # noqa: F403
     from .logs import get_logger as get_logger
+    from .masking import keep_secret as keep_secret
     from .rendering import *  # noqa: F403
     from .rollout import Agent as Agent
     from .rollout import Ledger as Ledger

@@ -57,6 +57,11 @@ def remember(data: Any, *, secret: bool = False) -> None:
         _known.add(data)
 
 
+def keep_secret(value: str) -> None:
+    """Mask *value* (a token that was made for this run, say) from now on. Values shorter than 8 characters are not."""
+    remember(value, secret=True)
+
+
 def _values() -> Iterable[str]:
     yield from _known
     for key, value in os.environ.items():

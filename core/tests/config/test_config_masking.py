@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
+import ferrule
 from ferrule import EpisodeFailed, Failure, FerruleError, ToolError, get_logger
 from ferrule.masking import masked, remember
 from ferrule.rollout.shutdown import one_line
@@ -34,6 +35,12 @@ def test_a_secret_of_the_environment_is_masked(monkeypatch):
     monkeypatch.setenv("ACME_API_KEY", "environment-secret")
     monkeypatch.setenv("ACME_TOKEN", "/a/path")
     assert masked("with environment-secret at /a/path") == "with *** at /a/path"
+
+
+def test_a_secret_that_was_made_on_the_way_is_masked(secret):
+    ferrule.keep_secret("made-for-this-run")
+    ferrule.keep_secret("short")
+    assert str(FerruleError("short text with made-for-this-run")) == "short text with ***"
 
 
 def test_logs_mask_secrets(secret):

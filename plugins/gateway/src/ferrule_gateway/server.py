@@ -17,7 +17,7 @@ import attrs
 import uvicorn
 from attrs import validators as v
 
-from ferrule import FerruleError, Renderer, Reply, Sampler, SamplingParams, get_logger
+from ferrule import FerruleError, Renderer, Reply, Sampler, SamplingParams, get_logger, keep_secret
 
 from . import checks
 from .app import make_app
@@ -82,6 +82,7 @@ class Gateway:
         defaults = attrs.evolve(base, stop_ids=stop_ids)  # type: ignore[arg-type]
         self._sampling = Sampling(defaults, stops={renderer.decode([i]): i for i in sorted(stop_ids)})  # type: ignore[arg-type]
         self.token = secrets.token_urlsafe(32) if token is None else token
+        keep_secret(self.token)
         self.sessions: dict[str, GatewaySession] = {}
         self.counters = Counters()
         self.store = Store(self.options.store) if self.options.store is not None else None
