@@ -75,7 +75,9 @@ class Rendering:
             after = max((s[1] for s in own), default=low)
             action = None
             if message.role == "assistant":
-                action = self._action(text, messages[i - 1].role if i else "", low, begin, limit, after, end)
+                start = self._sampled_from(text, messages[i - 1].role if i else "", low, begin, limit, end)
+                then = messages[i + 1].role if i + 1 < len(messages) else ""
+                action = start, self._sampled_to(text, max(after, start), max(after, following[i]), then)
                 after = action[1]
             actions.append(action)
             low = max(low, after)
@@ -84,20 +86,25 @@ class Rendering:
             starts[k] = min(starts[k], starts[k + 1])
         return starts, actions
 
-    def _action(self, text: str, previous: str, low: int, begin: int, limit: int, after: int, end: int) -> Span:
-        """What was sampled of the assistant message that begins at *begin*: from its generation prompt to its stop
-        token.
-        """
+    def _sampled_from(self, text: str, previous: str, low: int, begin: int, limit: int, end: int) -> int:
+        """Where sampling of the assistant message that begins at *begin* started: after its generation prompt."""
         grammar = self.grammar
-        start = begin
         prompted = grammar.after.get(previous, "")
         if prompted and text.startswith(prompted, low):
-            start = low + len(prompted)
-        elif grammar.generation and text.startswith(grammar.generation, begin):
-            start = begin + len(grammar.generation)
-        elif grammar.header and text.startswith(grammar.header, begin):
-            start = begin + len(grammar.header)
-        elif limit < end:
-            start = max(low, limit - (len(text[:limit]) - len(text[:limit].rstrip())))
-        close = self._close.search(text, max(after, start)) if self._close else None
-        return (start, max(start, close.end() if close else end))
+            return low + len(prompted)
+        if grammar.generation and text.startswith(grammar.generation, begin):
+            return begin + len(grammar.generation)
+        if grammar.header and text.startswith(grammar.header, begin):
+            return begin + len(grammar.header)
+        if limit < end:
+            return max(low, limit - (len(text[:limit]) - len(text[:limit].rstrip())))
+        return begin
+
+    def _sampled_to(self, text: str, low: int, high: int, then: str) -> int:
+        """Where it ended: behind the close, which stands before the next content at *high*, of a message of the role
+        *then*. Without one, where that message begins.
+        """
+        close = self._close.search(text, low, high) if self._close else None
+        if close:
+            return close.end()
+        return max(low, self.grammar.boundary(text, low, high, then)) if then else max(low, high)

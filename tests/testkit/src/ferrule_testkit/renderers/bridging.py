@@ -10,7 +10,7 @@ import pytest
 
 from ferrule import Message, NoBridge, Rendered, Renderer, TokenKind, ToolSpec
 
-from .base import AGAIN, ASK, CALLING, READING, SAID, TOOLS, RendererBase, Turn, answers_to, call, check_rendered, group
+from .base import AGAIN, ASK, CALLING, SAID, TOOLS, RendererBase, Turn, answers_to, call, check_rendered
 
 LONG = (ASK, SAID, AGAIN, Message("assistant", "In the west.")) * 4
 TWICE = Message("assistant", "", tool_calls=(call("find", 0, query="north"), call("find", 1, query="south")))
@@ -154,7 +154,6 @@ class BridgeChecks(RendererBase):
         self.needs_bridge(renderer)
         self._cuts(renderer, Message("assistant", "A 🦜 at the harbour, 東京 and Zürich."), (), "template")
 
-    @group(READING)
     def test_an_open_call_is_closed_before_the_turn(self, renderer: Renderer) -> None:
         self.needs_bridge(renderer)
         self.needs_calls()

@@ -183,6 +183,7 @@ class ParseChecks(RendererBase):
         after = np.concatenate([body, text[-3:], stop]).astype(np.int32)
         again = renderer.parse(after, TOOLS, opened=renderer.render([ASK], TOOLS).opened)
         assert again.status == "malformed"
+        assert ("find", None) in [(c.name, c.error) for c in again.message.tool_calls], "the good call is lost"
         assert [(c.name, c.error is None) for c in again.message.tool_calls] == [
             (c.name, c.error is None) for c in parsed.message.tool_calls
         ]
