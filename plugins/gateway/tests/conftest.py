@@ -78,6 +78,11 @@ def renderer() -> Renderer:
     return ChatMLRenderer(ChatMLRenderer.Config(family="qwen3"), ModelSpec(tokenizer=str(byte_tokenizer())))
 
 
+@pytest.fixture
+def scripted() -> type[ScriptedSampler]:
+    return ScriptedSampler
+
+
 @attrs.define(eq=False)
 class Served:
     """A running gateway and a client of it."""
