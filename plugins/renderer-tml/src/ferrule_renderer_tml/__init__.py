@@ -58,12 +58,18 @@ class TmlRenderer(Renderer, name="tml"):
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool = True
     ) -> Rendered:
+        return self._whole("render", messages, tools, generation)
+
+    def supervised(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:
+        return self._whole("supervised", messages, tools)
+
+    def _whole(self, what: str, messages: Sequence[Message], *args: Any) -> Rendered:
         from .conversation import Refused
 
         if not messages:
             raise EpisodeFailed(Failure.RENDER_FAILED, f"renderer {self.name!r}: there are no messages")
         try:
-            return self._parts.rendering.render(messages, tools, generation)
+            return getattr(self._parts.rendering, what)(messages, *args)  # type: ignore[no-any-return]
         except Refused as refusal:
             raise EpisodeFailed(
                 Failure.RENDER_FAILED, f"renderer {self.name!r} (family {self._parts.name!r}): {refusal}"

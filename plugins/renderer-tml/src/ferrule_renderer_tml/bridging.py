@@ -64,17 +64,12 @@ class Bridging:
         ids = np.array([*lead, *located.ids[end:]], np.int32)
         kinds = np.concatenate([np.full(len(lead), TokenKind.SCAFFOLD, np.uint8), kinds])
         starts = [max(0, s - end) + len(lead) for s in layout.starts[at + 1 :]]
-        if opener and lead:
-            starts[0] -= 1
-        else:
-            starts[0] = 0 if not lead else len(lead)
         spans = [(0, 0)] * len(messages)
         for k in range(len(messages)):
             spans[located.order[at + 1 + k] - at - 1] = (starts[k], max(starts[k], starts[k + 1]))
         return Rendered(ids, kinds, tuple(spans), rendering.opened)
 
-    @staticmethod
-    def _base(tail: Tail) -> list[Message]:
+    def _base(self, tail: Tail) -> list[Message]:
         """Messages of the roles that came before, beginning where a conversation can begin."""
         roles = list(tail.roles)
         if tail.index > len(roles) or not roles:
@@ -88,7 +83,7 @@ class Bridging:
                 while n + 1 + count < len(roles) and roles[n + 1 + count] == "tool":
                     count += 1
                 calls = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
-                reasoning = f"{_REASON}{n}" if tail.strippable else None
+                reasoning = f"{_REASON}{n}" if tail.strippable and self.thinking != "keep" else None
                 base.append(Message("assistant", "" if calls else f"x{n}", reasoning, tool_calls=calls))
             elif role == "tool":
                 caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
@@ -105,7 +100,9 @@ class Bridging:
             for n, c in enumerate(message.tool_calls)
         )
         content = _REPLY if message.content.strip() or not calls else ""
-        reasoning = _REASON if message.reasoning and message.reasoning.strip() else None
+        # Where it is kept, nothing can be stripped, whatever a rendering of the whole would do.
+        thought = message.reasoning and message.reasoning.strip() and self.thinking != "keep"
+        reasoning = _REASON if thought else None
         return Message("assistant", content, reasoning, tool_calls=calls)
 
     def _keeps(self, located: Located, before: Sequence[Message], tools: Sequence[ToolSpec], end: int) -> None:
@@ -115,14 +112,10 @@ class Bridging:
         shown, showed = located.reasonings, earlier.reasonings
         lost = before[-1].reasoning is not None and shown[len(before) - 1] is None
         lost |= any(now is None and then is not None for now, then in zip(shown, showed, strict=False))
-        if lost and self.thinking != "keep":
+        if lost:
             raise Refused("earlier thinking is stripped")
         stop = earlier.ends[action[1] - 1] if action and action[1] else len(earlier.text)
         then, now = earlier.text[:stop], located.text[: located.ends[end - 1]]
-        if lost:
-            # Kept on purpose: compared without any.
-            thought = re.compile(rf"<think>\s*{_REASON}\d*\s*</think>\s*|<\|channel\|>analysis.*?<\|start\|>assistant")
-            then, now = thought.sub("", then), thought.sub("", now)
         then, now = _EMPTY_THINK.sub("", then), _EMPTY_THINK.sub("", now)
         for text in (self.vocabulary.control[i] for i in self.rendering.closes):
             # Which of the closes ends the reply may depend on what comes after it.
@@ -166,11 +159,11 @@ class Bridging:
 
     def _harmony(self, ids: list[int]) -> list[int]:
         known = self.vocabulary.ids_of
-        end, body = known["<|end|>"], known["<|message|>"]
-        heads = {known["<|start|>"], known["<|channel|>"]}
-        last = max((k for k, i in enumerate(ids) if i in heads), default=-1)
-        inside = body in ids[last + 1 :] if last >= 0 else body in ids
-        return [end] if inside else [body, end]
+        end, body, channel = known["<|end|>"], known["<|message|>"], known["<|channel|>"]
+        last = max((k for k, i in enumerate(ids) if i == known["<|start|>"]), default=0)
+        if body in ids[last:]:
+            return [end]
+        return [body, end] if channel in ids[last:] else [*self._encode("<|channel|>final<|message|>"), end]
 
     def _encode(self, text: str) -> list[int]:
         return self.vocabulary.encode(text).ids

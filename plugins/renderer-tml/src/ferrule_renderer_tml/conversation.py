@@ -69,9 +69,9 @@ class Conversation:
         count = 0
         for i, message in enumerate(messages):
             parts: list[Any] = []
-            if reasonings[i]:
-                parts.append(chat.Thinking(mark(reasonings[i], 2 * i + 1)))
             text = clean_text(message.content)
+            if reasonings[i]:
+                parts.append(chat.Thinking(mark(reasonings[i].strip("\n"), 2 * i + 1)))
             raws = [clean_text(c.raw) for c in message.tool_calls if c.error is not None and c.raw]
             calls = [c for c in message.tool_calls if c.error is None or not c.raw]
             written = mark(text, 2 * i)

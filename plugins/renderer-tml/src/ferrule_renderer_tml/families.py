@@ -26,6 +26,10 @@ class Family:
     keep       arguments with which the renderer keeps earlier thinking
     since      since when the model's template keeps thinking, where the package's own stripping takes more: ``user``,
                the last user message; ``reply``, the last reply that calls nothing. Earlier thinking is left out here
+    bare       True where the package writes some replies as ``<think>`` + thinking + ``</think>`` + content, without the
+               line's ends between that the model samples; they are put in
+    shows_last False where the package leaves even the last reply's thinking out of a prompt, but not out of training
+               examples
     """
 
     renderer: str
@@ -37,6 +41,8 @@ class Family:
     think_end: str = "\n</think>\n\n"
     keep: Mapping[str, Any] = attrs.field(factory=dict)
     since: str = ""
+    bare: bool = False
+    shows_last: bool = True
 
 
 def _chatml(renderer: str, **options: Any) -> Family:
@@ -61,21 +67,28 @@ def _kimi(renderer: str) -> Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "qwen3": _chatml("Qwen3", keep=_STRIPS, since="user"),
-    "qwen3_5": _chatml("Qwen35", keep=_STRIPS),
+    "qwen3": _chatml("Qwen3", keep=_STRIPS, since="user", bare=True),
+    "qwen3_5": _chatml("Qwen35", keep=_STRIPS, bare=True),
     "qwen3_8": _chatml("Qwen38", keep=_STRIPS),
     "nemotron_3": _chatml("Nemotron3", think_end="\n</think>\n", keep=_STRIPS),
     "glm_5_2": _glm("Glm52"),
     "glm_5_3": _glm("Glm53"),
     "glm_5_3_flash": _glm("Glm53Flash"),
     "deepseek_v3": _deepseek("DeepSeekV3"),
-    "deepseek_r1": _deepseek("DeepSeekR1"),
+    "deepseek_r1": attrs.evolve(_deepseek("DeepSeekR1"), shows_last=False),
     "deepseek_v3_1": _deepseek("DeepSeekV31"),
     "deepseek_v4": _deepseek("DeepSeekV4", "dsml"),
     "deepseek_v4_1": _deepseek("DeepSeekV41", "dsml"),
     "kimi_k2": _kimi("KimiK2"),
     "kimi_k2_5": _kimi("KimiK25"),
-    "gpt_oss": Family("GptOss", "harmony", ("<|start|>",), ("<|return|>", "<|call|>", "<|end|>"), think_end="<|end|>"),
+    "gpt_oss": Family(
+        "GptOss",
+        "harmony",
+        ("<|start|>",),
+        ("<|return|>", "<|call|>", "<|end|>"),
+        think_end="<|end|>",
+        shows_last=False,
+    ),
 }
 
 _QWEN3 = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")

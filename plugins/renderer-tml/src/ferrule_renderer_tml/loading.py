@@ -12,7 +12,8 @@ from ferrule import Encoder, ModelSpec, Parsed, PluginError, ReplyParser
 from .bridging import Bridging
 from .conversation import Conversation
 from .families import choose
-from .reading import READERS, Reader
+from .formats import READERS
+from .reading import Reader
 from .rendering import Rendering
 from .vocabulary import Vocabulary, check
 

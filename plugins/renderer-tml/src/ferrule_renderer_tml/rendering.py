@@ -103,50 +103,79 @@ class Rendering:
         self.opened = ("think",) if text.rfind(_THINK) > text.rfind(_THINK_END) else ()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> Rendered:
-        located = self.locate(messages, tools)
+        taught = not generation and not self.family.shows_last and messages[-1].role == "assistant"
+        located = self.locate(messages, tools, taught)
         layout = self.layout(located)
         kinds = self.kinds(located, layout)
         ids, end = located.ids, layout.starts[-1]
         if not generation:
-            ids, kinds = self._ended(located, ids[:end], kinds[:end])
+            ids, kinds = ids[:end], kinds[:end]
         elif end == len(ids):
             # After an assistant's message some of the package's renderers write no generation prompt.
             ids = [*ids, *self.generation]
             kinds = np.concatenate([kinds, np.full(len(self.generation), TokenKind.SCAFFOLD, np.uint8)])
+        return self._rendered(located, layout, ids, kinds, self.opened if generation else ())
+
+    def supervised(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered:
+        """The package's last training example, in which the last reply ends as the model itself would end it."""
+        if messages[-1].role != "assistant":
+            return self.render(messages, tools, False)
+        located = self.locate(messages, tools, True)
+        layout = self.layout(located)
+        return self._rendered(located, layout, located.ids, self.kinds(located, layout), ())
+
+    @staticmethod
+    def _rendered(
+        located: Located, layout: Layout, ids: list[int], kinds: np.ndarray, opened: tuple[str, ...]
+    ) -> Rendered:
         spans = [(0, 0)] * len(located.messages)
         for k, i in enumerate(located.order):
             spans[i] = (layout.starts[k], max(layout.starts[k], layout.starts[k + 1]))
-        if len(ids) > end and not generation:
-            spans[located.order[-1]] = (spans[located.order[-1]][0], len(ids))
-        return Rendered(np.array(ids, np.int32), kinds, tuple(spans), self.opened if generation else ())
-
-    def _ended(self, located: Located, ids: list[int], kinds: np.ndarray) -> tuple[list[int], np.ndarray]:
-        """Ends a last reply as the model itself would end it, where the package leaves that to what follows."""
-        known = self.vocabulary.ids_of
-        if located.messages[-1].role == "assistant":
-            if self.family.shared:
-                return [*ids, known[self.family.closes[0]]], np.append(kinds, np.uint8(TokenKind.ACTION))
-            if self.family.style == "harmony" and ids and ids[-1] == known["<|end|>"]:
-                return [*ids[:-1], known["<|return|>"]], kinds
-        return ids, kinds
+        return Rendered(np.array(ids, np.int32), kinds, tuple(spans), opened)
 
     def _ids(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], mark: Callable[[str, int], str]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        mark: Callable[[str, int], str],
+        taught: bool = False,
     ) -> tuple[list[int], list[int]]:
         built, order = self.conversation.build(messages, tools, mark)
         try:
-            spans, _ = self.native.render_for_completion(built)
-            return [int(i) for s in spans for i in s.span.tokens], order
+            if taught:
+                spans = self.native.render_for_sft(built)[-1].input_token_spans
+            else:
+                spans, _ = self.native.render_for_completion(built)
+            ids = [int(i) for s in spans for i in s.span.tokens]
         except Exception as error:  # whatever the package raises, it refused
             raise Refused(f"{type(error).__name__}: {error}") from error
+        return (self._lined(ids) if self.family.bare else ids), order
 
-    def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Located:
-        """Render *messages*, a generation prompt after them. Refused where the package refuses them, drops a content or
+    def _lined(self, ids: list[int]) -> list[int]:
+        """*ids* with the line's ends that belong around thinking, where the package has none."""
+        known, encode = self.vocabulary.ids_of, self.vocabulary.tokenizer.encode_ordinary
+        opens = [k for k, i in enumerate(ids) if i == known[_THINK]]
+        closes = [k for k, i in enumerate(ids) if i == known[_THINK_END]]
+        out, at = list[int](), 0
+        for start in opens:
+            stop = next((k for k in closes if k > start), None)
+            inner = self.vocabulary.text(ids[start + 1 : stop])
+            if stop is None or not inner.strip() or inner.startswith("\n"):
+                continue
+            out += [*ids[at : start + 1], *encode(f"\n{inner}\n"), known[_THINK_END], *encode("\n\n")]
+            at = stop + 1
+            # Before a call the package has one line's end of its own.
+            at += at < len(ids) and self.vocabulary.text([ids[at]]) == "\n"
+        return out + ids[at:]
+
+    def locate(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), taught: bool = False) -> Located:
+        """Render *messages*, a generation prompt after them; *taught*: as a training example. Refused where the package refuses them, drops a content or
         moves it.
         """
         self.conversation.check(messages, tools)
-        ids, order = self._ids(messages, tools, lambda text, _: text)
+        ids, order = self._ids(messages, tools, lambda text, _: text, taught)
         ordered = tuple(messages[i] for i in order)
+        ids = self._split(ids)
         edges = list(accumulate((len(self.vocabulary.bytes_of(i)) for i in ids), initial=0))
         text = b"".join(map(self.vocabulary.bytes_of, ids)).decode("latin-1")
         everything = "".join(m.content + (m.reasoning or "") for m in ordered)
@@ -157,7 +186,7 @@ class Rendering:
                 if marks is None
                 else f"more than {_MOST} messages"
             )
-        places = self._places(messages, ordered, tools, marks, text)
+        places = self._places(messages, ordered, tools, marks, text, taught)
         return Located(
             ids,
             text,
@@ -169,6 +198,34 @@ class Rendering:
             tuple(order),
         )
 
+    def _split(self, ids: list[int]) -> list[int]:
+        """*ids* with each reply beginning where sampling does: a token that holds the end of the generation prompt and
+        the start of what follows (blank lines, in an empty block of thinking) is split there.
+        """
+        lead, tail = list(self.header), self.generation[len(self.header) :]
+        if not tail:
+            return ids
+        whole = b"".join(map(self.vocabulary.bytes_of, tail))
+        out, k, size = list[int](), 0, len(lead)
+        while k < len(ids):
+            if ids[k : k + size] != lead or tuple(ids[k + size : k + size + len(tail)]) == tail:
+                out.append(ids[k])
+                k += 1
+                continue
+            out += lead
+            k += size
+            at, held = k, b""
+            while at < len(ids) and len(held) < len(whole):
+                held += self.vocabulary.bytes_of(ids[at])
+                at += 1
+            if held.startswith(whole) and held != whole:
+                out += [
+                    *tail,
+                    *self.vocabulary.tokenizer.encode_ordinary(held[len(whole) :].decode("utf-8", "replace")),
+                ]
+                k = at
+        return out
+
     def _places(
         self,
         messages: Sequence[Message],
@@ -176,6 +233,7 @@ class Rendering:
         tools: Sequence[ToolSpec],
         marks: _Marks,
         text: str,
+        taught: bool,
     ) -> Mapping[int, int]:
         def outside(number: int) -> bool:
             return number % 2 == 0 and ordered[number // 2].role != "assistant"
@@ -185,7 +243,7 @@ class Rendering:
 
         # Marks around whole contents first; where the template trims them, or treats blank ones apart, around less.
         for blank, inner in ((outside, False), (never, False), (outside, True), (never, True)):
-            marked, _ = self._ids(messages, tools, partial(marks.around, blank, inner))
+            marked, _ = self._ids(messages, tools, partial(marks.around, blank, inner), taught)
             plain, places = marks.strip(b"".join(map(self.vocabulary.bytes_of, marked)).decode("latin-1"))
             if plain == text:
                 break
@@ -221,8 +279,7 @@ class Rendering:
             if message.role == "assistant":
                 action = self._action(located, heads, i, begin, end)
                 actions.append(action)
-                # Where the close is the next message's header, that one still begins there.
-                low = action[1] - (self.family.shared and action[1] - 1 in heads)
+                low = action[1]
             else:
                 actions.append(None)
                 low = max(low, begin + 1, bisect_left(located.starts, span[1]) if span else 0)
@@ -234,6 +291,9 @@ class Rendering:
     def _begin(self, located: Located, heads: list[int], low: int, first: int | None, role: str, end: int) -> int:
         """The token at which a message begins: its header, or the opening of a further part of the turn before it."""
         at = bisect_left(heads, low)
+        if self.family.shared and low and located.ids[low - 1] in self.headers:
+            # The header ended the reply before it, and is its action.
+            return low
         if role == "assistant" or first is None:
             return heads[at] if at < len(heads) else min(low, end)
         last = bisect_right(heads, first) - 1
@@ -249,10 +309,8 @@ class Rendering:
         """What was sampled of message *i*, which begins at token *begin*: from its generation prompt to its close."""
         ids = located.ids
         start = begin
-        for lead in (self.generation, self.header):
-            if tuple(ids[begin : begin + len(lead)]) == lead:
-                start = begin + len(lead)
-                break
+        if tuple(ids[begin : begin + len(self.header)]) == self.header:
+            start += next((k for k, i in enumerate(self.generation) if ids[begin + k] != i), len(self.generation))
         own = located.contents[i]
         low = max(start, bisect_left(located.starts, own[1]) if own else start)
         following = located.contents[i + 1] if i + 1 < len(located.messages) else None
