@@ -1,0 +1,220 @@
+"""What new messages add to a conversation: a short one like it is rendered with them at its end, and what follows the
+close of the assistant's message is the delta. Bounded work, however long the history.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+
+from ferrule import MARKUP, Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec, sort_answers
+
+from .learning import REASON, REPLY
+from .marking import KINDS, OUTPUT, REASONING, Laid
+from .rendering import Rendering
+
+_MOST = 4096
+_EMPTY_THINK = re.compile(r"(?:<think>\s*)?</think>\s*")
+_ANY_TOOL = (ToolSpec("fq7tool", "A tool."),)
+"""In place of the tools offered: that there are some may matter to what follows, which they are does not."""
+
+
+class Bridging:
+    """Finds deltas. Remembers which shapes of conversations cannot be extended, at most 4096 of them, and nothing of any
+    conversation.
+    """
+
+    def __init__(self, rendering: Rendering) -> None:
+        self.rendering, self.cookbook, self.learned = rendering, rendering.cookbook, rendering.learned
+        self.encoder = self.cookbook.encoder
+        blocks = [tag for block in self.learned.blocks for tag in block[:2]]
+        ids_of = self.encoder.ids_of
+        self._inner = frozenset(ids_of[tag] for tag in (*MARKUP, *blocks) if tag in ids_of)
+        self._tags = {ids_of[tag]: tag for tag in blocks if tag in ids_of}
+        spelled = [tag for tag in blocks if tag not in ids_of]
+        self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        self._verdicts: dict[Hashable, NoBridge | None] = {}
+
+    def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
+        if not messages or all(m.role == "assistant" for m in messages):
+            return NoBridge("empty_delta", "nothing but what the model itself said was added")
+        if any(m.role == "assistant" for m in messages):
+            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
+        if tuple(tools) != tuple(tail.tools):
+            return NoBridge("tools_changed", "the tools offered are not those of the message before")
+        calls = {c.id: n for n, c in enumerate(tail.message.tool_calls)}
+        answers = 0
+        while answers < len(messages) and messages[answers].role == "tool":
+            answers += 1
+        order = [*sort_answers(list(range(answers)), messages, calls), *range(answers, len(messages))]
+        new = [messages[i] for i in order]
+        base, said = _base(tail), _said(tail.message)
+        shown = [*base, said, *new]
+        offered = _ANY_TOOL if tools else ()
+        self.rendering.check(shown)
+        laid = self.cookbook.prompt(shown, offered, arguments=True)
+        self.rendering.check_shown(shown, laid)
+        refusal = self._verdict(tail, base, said, new, laid, offered)
+        return refusal or self._delta(tail, laid, shown, len(base), order)
+
+    def _verdict(
+        self,
+        tail: Tail,
+        base: list[Message],
+        said: Message,
+        new: Sequence[Message],
+        laid: Laid,
+        offered: tuple[ToolSpec, ...],
+    ) -> NoBridge | None:
+        """Whether the new messages make the renderer rewrite what came before them; found once per shape."""
+        key = (
+            tail.roles,
+            tail.index > len(tail.roles),
+            bool(said.content),
+            bool(said.reasoning),
+            tail.strippable,
+            len(said.tool_calls),
+            tuple((m.role, bool(m.content.strip())) for m in new),
+            bool(offered),
+        )
+        if key not in self._verdicts:
+            if len(self._verdicts) >= _MOST:
+                self._verdicts.pop(next(iter(self._verdicts)))
+            before = self.cookbook.example([*base, said], offered)
+            self._verdicts[key] = self._rewritten(before, laid, len(base))
+        return self._verdicts[key]
+
+    def _rewritten(self, before: Laid, laid: Laid, index: int) -> NoBridge | None:
+        shown = laid.slots[laid.owners <= index]
+        for slot in np.unique(before.slots).tolist():
+            if slot >= 0 and slot % KINDS == REASONING and slot not in shown:
+                return NoBridge("no_bridge", f"{self.cookbook.name!r} strips earlier thinking")
+        said = np.flatnonzero((laid.owners == index) & (laid.slots >= 0))
+        if not len(said):
+            return NoBridge("no_bridge", f"{self.cookbook.name!r} shows neither the assistant's content nor its calls")
+        now = _EMPTY_THINK.sub("", self.encoder.decode(laid.ids[: said[-1] + 1].tolist()))
+        then = _EMPTY_THINK.sub("", self.encoder.decode(before.ids.tolist()))
+        if then.startswith(now):
+            return None
+        at = next(n for n, (a, b) in enumerate(zip(now, then + "\0", strict=False)) if a != b)
+        return NoBridge(
+            "no_bridge",
+            f"{self.cookbook.name!r} rewrites what came before: {then[at : at + 40]!r} became {now[at : at + 40]!r}",
+        )
+
+    def _delta(
+        self, tail: Tail, laid: Laid, shown: Sequence[Message], index: int, order: Sequence[int]
+    ) -> Rendered | NoBridge:
+        own = np.flatnonzero((laid.owners == index) & (laid.parts == OUTPUT))
+        if not len(own):
+            return NoBridge("no_bridge", f"{self.cookbook.name!r} writes nothing of the assistant's message")
+        stop = int(own[-1]) + 1
+        rest = int(own[laid.slots[own] >= 0][-1]) + 1
+        control, inner = self.encoder.control, self._inner
+        closes = [n for n in range(rest, stop) if int(laid.ids[n]) in control and int(laid.ids[n]) not in inner]
+        stopped = tail.stop != "length" and len(tail.ids) > 0 and int(tail.ids[-1]) == tail.stop
+        if closes:
+            start, close = closes[-1] + 1, [int(laid.ids[closes[-1]])]
+            ended = tail.stop == close[0] or (close[0] not in self.learned.stops and tail.stop in self.learned.stops)
+            lead = [] if stopped and ended else close
+        else:
+            start, lead = stop, laid.ids[rest:stop].tolist() if self.learned.text_stops else []
+            refusal = self._unclosed(tail, stopped, lead)
+            if refusal is not None:
+                return refusal
+        if not stopped:
+            lead = [*self.encoder.encode(self._blocks(tail)), *lead]
+        spans, kinds = self.rendering.layout(shown, laid)
+        moved = len(lead) - start
+        ids = np.concatenate([np.array(lead, np.int32), laid.ids[start:]])
+        kinds = np.concatenate([np.full(len(lead), TokenKind.SCAFFOLD, np.uint8), kinds[start:]])
+        out = [(0, 0)] * len(order)
+        for k, i in enumerate(order):
+            first, last = spans[index + 1 + k]
+            out[i] = (max(0, first + moved), max(0, last + moved))
+        end = self.rendering.end(laid)
+        return Rendered(ids, kinds, tuple(out), self.learned.opened(laid.ids[end:].tolist()))
+
+    def _unclosed(self, tail: Tail, stopped: bool, lead: list[int]) -> NoBridge | None:
+        """Why a turn that no token closes cannot be gone on from, if so. Takes from *lead* (the text that closes it)
+        what the model wrote of it.
+        """
+        if not self.learned.text_stops:
+            if stopped:
+                name = self.encoder.control.get(int(tail.ids[-1]), "its stop token")
+                return NoBridge(
+                    "no_bridge", f"the reply ended with {name!r}, which does not stand before such a message"
+                )
+            return None
+        text = self.encoder.decode(tail.ids[tail.prompt_length : len(tail.ids) - stopped].tolist())
+        if any(stop in text for stop in self.learned.text_stops):
+            return NoBridge("no_bridge", "the reply goes on after the text that ends it")
+        if text.endswith(self.encoder.decode(lead)):
+            lead.clear()
+        return None
+
+    def _blocks(self, tail: Tail) -> str:
+        """Text that closes the blocks that a cut completion left open, innermost first."""
+        closing = {begin: close for begin, _, close in self.learned.blocks}
+        begins = {end: begin for begin, end, _ in self.learned.blocks}
+        open_ = ["<think>"] if "think" in tail.opened else []
+        for tag in self._found(tail.ids.tolist()):
+            if tag in closing:
+                if tag not in open_:
+                    open_.append(tag)
+            elif begins[tag] in open_:
+                del open_[open_.index(begins[tag]) :]
+        return "".join(closing[begin] for begin in reversed(open_))
+
+    def _found(self, ids: list[int]) -> list[str]:
+        """The tags in *ids*, in order."""
+        out: list[str] = []
+        run: list[int] = []
+        for i in [*ids, -1]:
+            if i in self._tags or i < 0:
+                out += self._spelled.findall(self.encoder.decode(run)) if self._spelled and run else []
+                run = []
+                out += [self._tags[i]] if i in self._tags else []
+            else:
+                run.append(i)
+        return out
+
+
+def _base(tail: Tail) -> list[Message]:
+    """Messages of the roles that came before, as far back as the tail tells, beginning where a conversation can begin."""
+    roles = list(tail.roles)
+    if tail.index > len(roles) or not roles:
+        while roles and roles[0] != "user":
+            roles.pop(0)
+        roles = roles or ["user"]
+    base: list[Message] = []
+    for n, role in enumerate(roles):
+        if role == "assistant":
+            count = 0
+            while n + 1 + count < len(roles) and roles[n + 1 + count] == "tool":
+                count += 1
+            calls = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
+            reasoning = f"{REASON}{n}" if tail.strippable else None
+            base.append(Message("assistant", "" if calls else f"x{n}", reasoning, tool_calls=calls))
+        elif role == "tool":
+            caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
+            name = f"fq7id{caller:02d}{n - caller - 1:02d}"
+            base.append(Message("tool", f"x{n}", tool_call_id=name, name="fq7earlier"))
+        else:
+            base.append(Message(cast("str", role), f"x{n}"))  # type: ignore[arg-type]
+    return base
+
+
+def _said(message: Message) -> Message:
+    """The assistant's message with words of ours in its place: its structure is what counts."""
+    calls = tuple(
+        attrs.evolve(c, name=c.name or "fq7unnamed", arguments={"value": f"Fq7argument{n}"}, error=None, raw=None)
+        for n, c in enumerate(message.tool_calls)
+    )
+    content = REPLY if message.content.strip() or not calls else ""
+    reasoning = REASON if message.reasoning and message.reasoning.strip() else None
+    return Message("assistant", content, reasoning, tool_calls=calls)
