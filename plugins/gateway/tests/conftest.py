@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import aiohttp
 import attrs
 import numpy as np
 import pytest
+from aiohttp import web
 from ferrule_gateway import Gateway, GatewayOptions
 from ferrule_renderer_chatml import ChatMLRenderer
 from ferrule_test_assets import byte_tokenizer
@@ -71,6 +73,108 @@ class _Scripted(SamplerSession):
         out = Sample(ids, -(ids % 97 + 1).astype(np.float32) / 64, np.full(len(ids), 7, np.int32), reason)
         s.samples.setdefault(self.key, []).append(out)
         return out
+
+
+class StubUpstream:
+    """A server of ``/v1/completions`` for token ids, as vLLM and llama.cpp answer: the text that *script(prompt's text,
+    number of the request)* says, whole; or what it says instead: a status with a body and headers, ``die`` before the
+    answer, ``half`` of one.
+    """
+
+    def __init__(self, renderer: Renderer, script: Callable[[str, int], Any], dialect: str = "vllm") -> None:
+        self.renderer, self.script, self.dialect = renderer, script, dialect
+        self.tokenizer = Tokenizer.from_file(f"{renderer.model.tokenizer_path}/tokenizer.json")
+        self.requests: list[tuple[dict[str, Any], dict[str, str]]] = []
+        self.answers: list[tuple[list[int], list[float]]] = []
+        self.context_length = 32768
+        self.health = 200
+        self.checks = 0
+        self.cancelled = 0
+        self.change: Callable[[dict[str, Any]], Any] = lambda body: body
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=2**26)
+        app.add_routes([web.post("/v1/completions", self._complete), web.get("/v1/models", self._models)])
+        app.add_routes([web.get("/health", self._health)])
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self.checks += 1
+        return web.Response(status=self.health)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if self.dialect == "vllm":
+            model = {"id": "stub", "owned_by": "vllm", "max_model_len": self.context_length}
+        else:
+            model = {"id": "stub", "owned_by": "llamacpp", "meta": {"n_ctx": self.context_length}}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append((body, dict(request.headers)))
+        try:
+            said = self.script(self.renderer.decode(body["prompt"]), len(self.requests) - 1)
+            said = await said if inspect.isawaitable(said) else said
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(said, tuple):
+            status, text, headers = said
+            return web.Response(status=status, text=text, headers=headers, content_type="application/json")
+        if said == "die":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        ids = self.tokenizer.encode(said.removeprefix("half "), add_special_tokens=False).ids
+        reason = "stop" if len(ids) <= body["max_tokens"] else "length"
+        ids = ids[: body["max_tokens"]]
+        logprobs = [-(i % 97 + 1) / 64 for i in ids]
+        out = json.dumps(self.change(self._answer(body, ids, logprobs, reason))).encode()
+        if said.startswith("half "):
+            answer = web.StreamResponse(headers={"content-length": str(len(out))})
+            await answer.prepare(request)
+            await answer.write(out[: len(out) // 2])
+            assert request.transport is not None
+            request.transport.abort()
+            return answer
+        self.answers.append((ids, logprobs))
+        return web.Response(body=out, content_type="application/json")
+
+    def _answer(self, body: dict[str, Any], ids: list[int], logprobs: list[float], reason: str) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "text": self.renderer.decode(ids), "finish_reason": reason}
+        if self.dialect == "vllm":
+            choice["token_ids"] = ids
+            choice["logprobs"] = {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": logprobs}
+        else:
+            choice["logprobs"] = {"content": [{"id": i, "logprob": p} for i, p in zip(ids, logprobs, strict=True)]}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
+        return {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": usage}
+
+
+@pytest.fixture
+async def stub(renderer: Renderer) -> AsyncIterator[Callable[..., Any]]:
+    """``await stub(script, dialect=)``: a running :class:`StubUpstream`."""
+    running: list[StubUpstream] = []
+
+    async def make(script: Callable[[str, int], Any], dialect: str = "vllm") -> StubUpstream:
+        upstream = StubUpstream(renderer, script, dialect)
+        await upstream.start()
+        running.append(upstream)
+        return upstream
+
+    yield make
+    for upstream in running:
+        await upstream.stop()
 
 
 @pytest.fixture(scope="session")

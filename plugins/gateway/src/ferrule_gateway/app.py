@@ -38,11 +38,13 @@ Handler = Callable[["Call"], Awaitable[None]]
 class Call:
     """One request on its way to an answer."""
 
-    __slots__ = ("answer", "receive", "scope")
+    __slots__ = ("answer", "receive", "scope", "session", "streams")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self.receive = scope, receive
         self.answer = Answer(send)
+        self.session: GatewaySession | None = None
+        self.streams = False
 
     @property
     def session_id(self) -> str:
@@ -61,13 +63,17 @@ class Endpoint:
             await self._handler(call)
         except Gone:
             self._gateway.counters.disconnects += 1
+            if call.session is not None:
+                call.session.counters.disconnects += 1
         except Exception as error:
             wire = as_wire(error)
             if wire is None:
                 log.exception("request_failed", path=scope["path"])
                 wire = WireError(500, "internal_error", f"the gateway failed: {type(error).__name__}")
             self._gateway.counters.errors += 1
-            await call.answer.error(wire)
+            if call.session is not None:
+                call.session.counters.errors += 1
+            await call.answer.error(wire, as_event=call.streams)
 
 
 class Api:
@@ -202,6 +208,7 @@ class Api:
             if self.gateway.stopping:
                 raise WireError(503, "shutting_down", "the gateway is shutting down")
             session.touch()
+            call.session = session
             session.counters.requests += 1
             self.gateway.counters.requests += 1
         return session
@@ -215,7 +222,7 @@ class Api:
         task = asyncio.ensure_future(work)
         session.flights.add(task)
         task.add_done_callback(session.flights.discard)
-        answer = call.answer
+        answer, call.streams = call.answer, asked.stream
 
         async def beat() -> None:
             await answer.begin(EVENTS if asked.stream else JSON)
@@ -228,22 +235,9 @@ class Api:
             if not task.cancelled():
                 raise
             reason = "the gateway is shutting down" if self.gateway.stopping else "the session was ended"
-            error: Exception = WireError(503 if self.gateway.stopping else 409, "cancelled", reason)
-        except Gone:
-            session.counters.disconnects += 1
-            raise
-        except Exception as failure:
-            error = failure
+            raise WireError(503 if self.gateway.stopping else 409, "cancelled", reason) from None
         finally:
             session.touch()
-        session.counters.errors += 1
-        if answer.begun and asked.stream:
-            wire = as_wire(error)
-            if wire is None:
-                raise error
-            # Said as an event: the status has been said already.
-            raise _Said(wire)
-        raise error
 
     async def _send(self, call: Call, asked: Asked, body: dict[str, Any], events: Callable[..., Any]) -> None:
         if asked.stream:
@@ -260,16 +254,6 @@ class Api:
         if session.writer is not None:
             session.writer.turn(session.source.export())
         self.gateway.captured(reply, empty)
-
-
-class _Said(WireError):
-    """An error that is said as an event of a stream under way."""
-
-    def __init__(self, error: WireError) -> None:
-        super().__init__(error.status, error.code, str(error), error.param, error.headers)
-
-    def body(self) -> bytes:
-        return b"data: " + super().body() + b"\n\n"
 
 
 def make_app(gateway: Gateway) -> Any:

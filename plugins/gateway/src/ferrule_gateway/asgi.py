@@ -88,8 +88,12 @@ class Answer:
     async def json(self, status: int, data: Any, headers: Mapping[str, str] | None = None) -> None:
         await self.whole(status, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
 
-    async def error(self, error: WireError) -> None:
-        await self.whole(error.status, error.body(), headers=error.headers)
+    async def error(self, error: WireError, *, as_event: bool = False) -> None:
+        """Say *error*: by its status, or in the body where 200 was said before, there *as_event* of a stream."""
+        body = error.body()
+        if self.begun and as_event:
+            body = b"data: " + body + b"\n\n"
+        await self.whole(error.status, body, headers=error.headers)
 
 
 async def outwait(

@@ -15,7 +15,7 @@ import attrs
 import orjson
 from attrs import validators as v
 
-from ferrule import FerruleError, Sample, Sampler, SamplerSession, SamplingParams, TrainerError, derive_seed, get_logger
+from ferrule import FerruleError, Sample, Sampler, SamplerSession, SamplingParams, TrainerError, derive_seed, get_logger, keep_secret
 
 from .dialects import Dialect, error_text, read_answer, request_body
 from .errors import UpstreamError
@@ -90,6 +90,7 @@ class HttpSampler(Sampler):
             bearer = os.environ.get(name)
             if not bearer:
                 raise FerruleError(f"upstream.bearer_env: the environment variable {name} is not set")
+            keep_secret(bearer)
             headers["authorization"] = f"Bearer {bearer}"
         self._http = aiohttp.ClientSession(
             headers=headers,
