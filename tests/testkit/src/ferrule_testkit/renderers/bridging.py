@@ -84,7 +84,7 @@ class BridgeChecks(RendererBase):
     def test_the_delta_repeats_and_does_not_depend_on_earlier_ones(self, renderer: Renderer) -> None:
         self.needs_bridge(renderer)
         turn = self.said(renderer, SAID)
-        contents = ["first", "  padded ", 'with "quotes" and \\', "", "Zürich 🦜", "first"]
+        contents = ["first", "  padded ", 'with "quotes" and \\', "", "Zürich 🦜", "first", "last"]
         fresh = self.variant(thinking="keep") if "keep" in renderer.thinking_choices else self.make()
         ours = [renderer.bridge(turn.tail, [Message("user", content)]) for content in contents]
         theirs = [fresh.bridge(turn.tail, [Message("user", content)]) for content in reversed(contents)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
 import inspect
 import subprocess
 import sys
@@ -44,7 +44,8 @@ class RenderChecks(RendererBase):
         """Listing plugins and checking a configuration import the class; the libraries wait for the constructor."""
         cls = type(renderer)
         top = cls.__module__.partition(".")[0]
-        if importlib.util.find_spec(top) is not None:
+        # As a new process would find it: a class of a file may stand in sys.modules under a name of its own.
+        if importlib.machinery.PathFinder.find_spec(top) is not None:
             code = f"import importlib; importlib.import_module({cls.__module__!r})"
         else:
             code = f"import runpy; runpy.run_path({inspect.getfile(cls)!r})"
