@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import attrs
 import numpy as np
@@ -207,9 +208,9 @@ class Rendering:
         writer.flush()
         edges = writer.edges
         if order == sorted(order):
-            spans = tuple(zip(edges, edges[1:], strict=False))
+            spans = tuple(pairwise(edges))
         else:
-            found = dict(zip(order, zip(edges, edges[1:], strict=False), strict=True))
+            found = dict(zip(order, pairwise(edges), strict=True))
             spans = tuple(found[i] for i in range(len(order)))
         kinds = np.frombuffer(writer.kinds, np.uint8)
         return Rendered(np.array(writer.ids, np.int32), kinds, spans, self.opened if generation else ())

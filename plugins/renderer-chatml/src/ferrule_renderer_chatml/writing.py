@@ -125,7 +125,7 @@ class Writer:
         inner = False
         for place, edge in marks:
             self.edges[edge] = base
-            inner |= 0 < place
+            inner |= place > 0
         if length:
             text = "".join(self._parts)
             if not self._spans and not any(0 < place < length for place, _ in marks):
