@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import ferrule_test_assets
 import numpy as np
 import pytest
 from ferrule_renderer_prime import PrimeRenderer
@@ -120,17 +121,36 @@ def make(family: str, folder: str, thinking: str = "template", **options: Any) -
     return PrimeRenderer(config, ModelSpec(tokenizer=folder))
 
 
-@pytest.fixture
-def renderer(root: Path) -> Any:
-    """renderer(family, thinking="template", **options)"""
+REAL = {
+    "qwen3": ferrule_test_assets.qwen3,
+    "qwen3.5": ferrule_test_assets.qwen35,
+    "deepseek-v3": ferrule_test_assets.deepseek,
+    "glm-5": ferrule_test_assets.glm,
+    "kimi-k2": ferrule_test_assets.kimi,
+    "gpt-oss": ferrule_test_assets.gpt_oss,
+    "nemotron-3": ferrule_test_assets.nemotron,
+}
+"""Families whose own vocabulary can be had."""
 
-    def build(family: str, thinking: str = "template", **options: Any) -> PrimeRenderer:
+
+@pytest.fixture(scope="session")
+def folder(root: Path) -> Any:
+    """folder(family, real=False): a tokenizer's folder."""
+
+    def find(family: str, real: bool = False) -> str:
         if family == "gpt-oss":
-            import ferrule_test_assets
-
             harmony()
-            return make(family, str(ferrule_test_assets.gpt_oss()), thinking, **options)
-        return make(family, folder_of(family, root), thinking, **options)
+        return str(REAL[family]()) if real or family == "gpt-oss" else folder_of(family, root)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def renderer(folder: Any) -> Any:
+    """renderer(family, thinking="template", real=False, **options)"""
+
+    def build(family: str, thinking: str = "template", real: bool = False, **options: Any) -> PrimeRenderer:
+        return make(family, folder(family, real), thinking, **options)
 
     return build
 

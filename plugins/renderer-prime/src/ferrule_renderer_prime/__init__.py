@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -129,12 +129,18 @@ class PrimeRenderer(Renderer, name="prime"):
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool = True
     ) -> Rendered:
+        return self._written(messages, lambda: self._parts.rendering.render(messages, tools, generation))
+
+    def supervised(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered:
+        return self._written(messages, lambda: self._parts.rendering.supervised(messages, tools))
+
+    def _written(self, messages: Sequence[Message], write: Callable[[], Rendered]) -> Rendered:
         from .rendering import Refused
 
         if not messages:
             raise EpisodeFailed(Failure.RENDER_FAILED, f"renderer {self.name!r}: there are no messages")
         try:
-            return self._parts.rendering.render(messages, tools, generation)
+            return write()
         except Refused as refusal:
             raise EpisodeFailed(Failure.RENDER_FAILED, f"renderer {self.name!r}: {refusal}") from refusal
 

@@ -38,6 +38,10 @@ class Family:
     named    answers to calls show the function's name
     keep     options with which the package shows all earlier reasoning again
     lead     the package takes a reply for reasoning unless its end is seen, whatever the prompt was
+    literal  the package itself encodes contents as text, control tokens' text included
+    filled   the package extends no empty reply
+    gap      what its template writes after a turn's close and its bridge forgets
+    awaits   the token with which a reply that calls ends, and without which the package takes no answer
     prompt   text of the only generation prompt there is, where replies cannot be read without it
     """
 
@@ -48,7 +52,15 @@ class Family:
     named: bool = False
     keep: Mapping[str, Any] = attrs.field(factory=dict)
     lead: bool = False
+    literal: bool = False
+    filled: bool = False
+    gap: str = ""
+    awaits: str = ""
     prompt: str = ""
+
+    def open_blocks(self, text: str) -> list[str]:
+        """The ends of the blocks of calls that *text* leaves open, innermost first."""
+        return [end for start, end in reversed(self.blocks) if text.rfind(start) > text.rfind(end)]
 
 
 def _ds(name: str) -> str:
@@ -87,8 +99,8 @@ FAMILIES: dict[str, Family] = {
     "glm-5": _GLM,
     "glm-5.1": _GLM,
     "glm-5.3": _GLM,
-    "laguna-xs.2": _LAGUNA,
-    "laguna-m.1": _LAGUNA,
+    "laguna-xs.2": attrs.evolve(_LAGUNA, gap="\n"),
+    "laguna-m.1": attrs.evolve(_LAGUNA, gap="\n"),
     "laguna-xs-2.1": _LAGUNA,
     "laguna-s-2.1": attrs.evolve(_LAGUNA, keep=_PRESERVE),
     "hy3": Family(
@@ -96,6 +108,7 @@ FAMILIES: dict[str, Family] = {
         think=(f"<think{_HY}>", f"</think{_HY}>"),
         blocks=((f"<tool_calls{_HY}>", f"</tool_calls{_HY}>"), (f"<tool_call{_HY}>", f"</tool_call{_HY}>")),
         pairs=(*(mark.replace(">", f"{_HY}>") for mark in _SPELLED), f"<tool_sep{_HY}>"),
+        filled=True,
         keep={"preserved_thinking": True},
     ),
     "deepseek-v3": _DEEPSEEK,
@@ -112,6 +125,7 @@ FAMILIES: dict[str, Family] = {
         think=("<|channel|>analysis<|message|>", "<|end|>"),
         blocks=(),
         named=True,
+        literal=True,
         keep={"auto_drop_analysis": False},
         prompt="<|start|>assistant<|channel|>analysis<|message|>",
     ),
@@ -128,6 +142,7 @@ FAMILIES: dict[str, Family] = {
         think=("<|channel>", "<channel|>"),
         blocks=(("<|tool_call>", "<tool_call|>"),),
         named=True,
+        awaits="<|tool_response>",
         keep=_PRESERVE,
     ),
 }

@@ -51,9 +51,9 @@ def load(config: Any, model: ModelSpec) -> Parts:
             f"renderer 'prime' needs a fast tokenizer; {folder!r} holds a {type(inner).__name__}, which has no Rust backend"
         )
     encoder = Encoder(backend)
-    # The package tells some variants of a family apart by the model's public id.
-    tokenizer = Tokenizer(inner, encoder, model.id or model.path or folder)
     family = FAMILIES.get(name, Family())
+    # The package tells some variants of a family apart by the model's public id.
+    tokenizer = Tokenizer(inner, encoder, model.id or model.path or folder, not family.literal)
     engine = _engine(name, family, config, tokenizer, folder)
     keeps = _kept(name, engine, tokenizer)
     rendering = Rendering(engine, keeps, name, family, tokenizer, encoder)

@@ -27,8 +27,9 @@ class Parser:
     def parse(self, ids: list[int], tools: Sequence[ToolSpec], opened: Sequence[str]) -> Parsed:
         if self._own is not None:
             return self._own.parse(ids, tools, opened)
+        text = self.encoder.decode(ids)
         stopped = bool(ids) and ids[-1] in self.stop_ids
-        thinking = "think" in opened
+        thinking = "think" in opened or self._opened_before(text)
         # To the package such a reply would be reasoning through and through.
         lead = [self.encoder.ids_of[self.family.think[1]]] if self.family.lead and not thinking else []
         prompt = self._prompt or (self._open if thinking else None)
@@ -36,12 +37,20 @@ class Parser:
             out = self.engine.parse_response([*lead, *ids], prompt_ids=prompt)
         except Exception as error:  # whatever breaks in the package, the tokens are there
             why = f"the renderers package could not read it: {type(error).__name__}: {error}"
-            text = self.encoder.decode(ids[:-1] if stopped else ids)
+            text = self.encoder.decode(ids[:-1]) if stopped else text
             problem = ParseProblem((0, len(ids)), text, why)
             return Parsed(
                 Message("assistant", clean_text(text)), "malformed" if stopped else "truncated", True, (problem,)
             )
-        return self._read(ids, out, len(lead), tools, stopped, thinking)
+        parsed = self._read(ids, out, len(lead), tools, stopped, thinking)
+        cut = not stopped and out.reasoning_complete is not False and self.family.open_blocks(text)
+        return attrs.evolve(parsed, closed=False) if cut else parsed
+
+    def _opened_before(self, text: str) -> bool:
+        """Whether the prompt must have opened the think block, though nobody says so."""
+        start, end = self.family.think
+        at = text.find(end) if end.startswith("</") and not self.family.lead else -1
+        return at >= 0 and text.find(start, 0, at) < 0
 
     def _read(
         self, ids: list[int], out: Any, lead: int, tools: Sequence[ToolSpec], stopped: bool, thinking: bool
@@ -77,10 +86,11 @@ class Parser:
         if out.reasoning_complete is False:
             closed = False
             if stopped:
-                problems.append(ParseProblem((0, length), reasoning or "", "the reasoning never closes"))
+                problems.append(ParseProblem((0, max(length, 1)), reasoning or "", "the reasoning never closes"))
         elif reasoning is not None or thinking:
-            content = content.lstrip("\n")
             reasoning = reasoning or ""
+        if reasoning is not None or self.family.lead:
+            content = content.lstrip("\n")
         status: Literal["ok", "malformed", "truncated"] = (
             "truncated" if not stopped else "malformed" if problems else "ok"
         )

@@ -17,6 +17,7 @@ from ferrule import (
     Rendered,
     Tail,
     TokenKind,
+    ToolCall,
     ToolSpec,
     answer_order,
     clean_text,
@@ -26,7 +27,7 @@ from ferrule import (
 
 from .families import Family
 from .tokenizer import Tokenizer
-from .wire import Wire, names_of
+from .wire import Wire
 
 
 class Refused(Exception):
@@ -45,6 +46,7 @@ class Rendering:
         self.tokenizer, self.encoder = tokenizer, encoder
         self.wire = Wire(family, tokenizer, encoder)
         self.stop_ids = frozenset(int(i) for i in engine.get_stop_token_ids())
+        self._prompts: dict[str, list[int]] = {}
 
     # -- whole conversations -------------------------------------------------------------------------------------------
 
@@ -53,7 +55,7 @@ class Rendering:
         shown = [messages[i] for i in order]
         try:
             self.tokenizer.choose(shown, tools)
-            wires = self.wire.messages(shown, names_of(shown))
+            wires = self.wire.messages(shown)
             out = self.engine.render(wires, tools=self.wire.tools(tools), add_generation_prompt=generation)
         except Exception as error:  # the package's renderers refuse with errors of many kinds
             raise Refused(f"{self.name!r} of the renderers package raised {type(error).__name__}: {error}") from error
@@ -72,8 +74,14 @@ class Rendering:
             if message.role == "assistant":
                 spoken = np.flatnonzero(own & sampled[start:stop])
                 if len(spoken):
-                    # The package leaves out headers between one reply's parts, which the model writes too.
-                    kinds[start + spoken[0] : start + spoken[-1] + 1] = TokenKind.ACTION
+                    first, last = start + int(spoken[0]), start + int(spoken[-1]) + 1
+                    prompt = self._prompt(shown[i - 1].role if i else "")
+                    if prompt and ids[start : start + len(prompt)] == prompt:
+                        # The package counts a block that the prompt opens as the model's, and a newline not as its.
+                        first = min(start + len(prompt), last)
+                    # It leaves out the headers between one reply's parts, which the model writes.
+                    kinds[first:last][indices[first:last] == i] = TokenKind.ACTION
+                    self._whole(ids[start:stop], message, i)
                 elif message.content.strip() or message.tool_calls:
                     raise Refused(f"{self.name!r} of the renderers package drops message {i} (assistant)")
             else:
@@ -82,6 +90,31 @@ class Rendering:
         opened = self._opened(ids[end:]) if generation else ()
         return Rendered(np.array(ids, np.int32), kinds, _spans(bounds, order), opened)
 
+    def _whole(self, ids: list[int], message: Message, index: int) -> None:
+        """Refused where a template has either a text or calls, and drops the text."""
+        if (
+            message.tool_calls
+            and message.content.strip()
+            and clean_text(message.content).strip() not in self.encoder.decode(ids)
+        ):
+            raise Refused(f"{self.name!r} of the renderers package drops the text beside the calls of message {index}")
+
+    def supervised(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered:
+        """As :meth:`render`, with a stop token after the last reply where the template has none, as the package's own
+        ``build_training_sample(ensure_final_stop=True)``.
+        """
+        out = self.render(messages, tools, False)
+        if messages[-1].role != "assistant" or not len(out) or int(out.ids[-1]) in self.stop_ids:
+            return out
+        start, stop = out.spans[-1]
+        if stop != len(out) or any(
+            int(i) in self.stop_ids for i in out.ids[start:][out.kinds[start:] == TokenKind.ACTION]
+        ):
+            return out
+        end = int(self.engine.get_stop_token_ids()[0])
+        ids, kinds = np.append(out.ids, np.int32(end)), np.append(out.kinds, np.uint8(TokenKind.ACTION))
+        return Rendered(ids, kinds, (*out.spans[:-1], (start, stop + 1)), out.opened)
+
     def _masks(
         self, out: Any, ids: list[int], indices: NDArray[np.int64], shown: Sequence[Message]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -89,7 +122,7 @@ class Rendering:
         if len(out.sampled_mask) == len(ids) and len(out.is_content) == len(ids):
             return np.array(out.sampled_mask, bool), np.array(out.is_content, bool)
         sampled, content = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
-        header = self._header()
+        header = self._prompt("user")
         for i, message in enumerate(shown):
             own = np.flatnonzero(indices == i)
             if not len(own):
@@ -104,11 +137,21 @@ class Rendering:
             sampled[start : ends[-1] + 1 if ends else stop] = True
         return sampled, content
 
-    def _header(self) -> list[int]:
-        """The generation prompt after a user's message."""
-        probe = [{"role": "user", "content": "x"}]
-        without = self.engine.render_ids(probe, add_generation_prompt=False)
-        return list(self.engine.render_ids(probe, add_generation_prompt=True)[len(without) :])
+    def _prompt(self, role: str) -> list[int]:
+        """The generation prompt after a message of *role*."""
+        known = self._prompts.get(role)
+        if known is None:
+            user, tool = Message("user", "x"), Message("tool", "x", tool_call_id="functions.f:0", name="f")
+            call = Message("assistant", tool_calls=(ToolCall("functions.f:0", "f"),))
+            probe = [user, call, tool] if role == "tool" else [user]
+            wires = self.wire.messages(probe)
+            try:
+                without, known = (self.engine.render_ids(wires, add_generation_prompt=ask) for ask in (False, True))
+                known = known[len(without) :] if known[: len(without)] == without else []
+            except Exception:  # no calls in this family, say: then there is no such prompt
+                known = []
+            self._prompts[role] = known
+        return known
 
     def _observe(
         self,
@@ -166,9 +209,9 @@ class Rendering:
 
         try:
             self.tokenizer.choose(new, tools)
-            before, given, known = self._history(tail)
+            before, given, known = self._history(tail, new)
             engine = self.engine if self._strips(tail) else self.keeps
-            wires = self.wire.messages(new, names_of([tail.message]))
+            wires = self.wire.messages(new, [tail.message])
             out = engine.bridge_to_next_turn(before, given, wires, tools=self.wire.tools(tools))
         except Exception as error:  # as above
             return NoBridge(
@@ -181,9 +224,12 @@ class Rendering:
             return NoBridge(
                 "no_bridge", f"{self.name!r} of the renderers package rewrote what the model had been shown"
             )
-        delta = whole[known:]
-        indices = np.array(out.message_indices[known:], np.int64)
-        content = np.array(out.is_content[known:], bool)
+        delta, gap = whole[known:], []
+        if self.family.gap and tail.stop != "length":
+            gap = self.encoder.encode(self.family.gap)
+            delta = [*gap, *delta]
+        indices = np.array([-1] * len(gap) + out.message_indices[known:], np.int64)
+        content = np.array([False] * len(gap) + out.is_content[known:], bool)
         kinds = np.full(len(delta), TokenKind.SCAFFOLD, np.uint8)
         bounds = _bounds(indices, len(new))
         try:
@@ -196,7 +242,7 @@ class Rendering:
         end = max(b for _, b in bounds)
         return Rendered(np.array(delta, np.int32), kinds, _spans(bounds, order), self._opened(delta[end:]))
 
-    def _history(self, tail: Tail) -> tuple[list[int], list[int], int]:
+    def _history(self, tail: Tail, new: Sequence[Message]) -> tuple[list[int], list[int], int]:
         """(prompt, completion) to give to the package in place of the whole history, and how many of their tokens come
         before the delta.
 
@@ -211,27 +257,27 @@ class Rendering:
         lead: list[int] = []
         if self.family.lead and not self._opened(before):
             lead = [self.encoder.ids_of[self.family.think[1]]]
-        given = [*lead, *completion, *self._closers(tail, completion)]
-        return before, given, len(before) + len(lead) + len(completion)
+        closers = self._closers(tail, completion, new) if tail.stop == "length" else []
+        if not completion and self.family.filled:
+            ends = [self.encoder.ids_of[self.family.think[1]]] if self._opened(before) else []
+            closers = [*ends, min(self.stop_ids)]
+        return before, [*lead, *completion, *closers], len(before) + len(lead) + len(completion)
 
-    def _closers(self, tail: Tail, completion: list[int]) -> list[int]:
+    def _closers(self, tail: Tail, completion: list[int], new: Sequence[Message]) -> list[int]:
         """The ends of the blocks of a call in which the completion was cut."""
-        if tail.stop != "length" or not self.family.blocks:
-            return []
         text = self.encoder.decode(completion)
         start, end = self.family.think
         if (tail.opened or text.rfind(start) > text.rfind(end)) and not tail.message.tool_calls:
             return []
-        ends = [b for a, b in self.family.blocks if text.rfind(a) > text.rfind(b)]
         gap = "\n" if self.family.grammar in ("tags", "dsml") else ""
-        return self.encoder.encode("".join(gap + mark for mark in reversed(ends)))
+        close = "".join(gap + mark for mark in self.family.open_blocks(text))
+        if new[0].role == "tool" and tail.message.tool_calls:
+            close += self.family.awaits
+        return self.encoder.encode(close)
 
     def _strips(self, tail: Tail) -> bool:
-        """Whether there is earlier thinking, or a mark of it, that a template could strip."""
-        if tail.strippable or tail.message.reasoning or self.engine is self.keeps:
-            return True
-        text = self.encoder.decode([int(i) for i in tail.ids])
-        return any(mark in text for mark in self.family.think)
+        """Whether there is earlier thinking that a template could strip."""
+        return tail.strippable or bool(tail.message.reasoning and tail.message.reasoning.strip())
 
     def _why(self, tail: Tail, new: Sequence[Message]) -> str:
         """The package says no without a reason."""

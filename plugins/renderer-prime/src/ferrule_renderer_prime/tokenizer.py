@@ -22,8 +22,8 @@ class Tokenizer:
     marks, as the package does.
     """
 
-    def __init__(self, inner: Any, encoder: Encoder, name: str) -> None:
-        self._inner, self._encoder = inner, encoder
+    def __init__(self, inner: Any, encoder: Encoder, name: str, marks: bool = True) -> None:
+        self._inner, self._encoder, self._marks = inner, encoder, marks
         self._firsts = frozenset(text[0] for text in encoder.control.values())
         self.name_or_path = name
         self.unk_token_id, self.eos_token_id = inner.unk_token_id, inner.eos_token_id
@@ -35,9 +35,11 @@ class Tokenizer:
         """Set the mark to a character that none of these holds; to none where nothing of theirs can be a control
         token.
         """
+        self.mark = ""
+        if not self._marks:
+            return
         texts = [text for m in messages for text in _texts(m)]
         texts += [json.dumps(tool.to_openai(), ensure_ascii=False, default=str) for tool in tools]
-        self.mark = ""
         if all(self._firsts.isdisjoint(text) for text in texts):
             return
         self.mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), "")

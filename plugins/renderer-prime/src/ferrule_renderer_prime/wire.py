@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from ferrule import Encoder, Message, ToolSpec, clean_text
 
@@ -18,8 +21,11 @@ class Wire:
     def __init__(self, family: Family, tokenizer: Tokenizer, encoder: Encoder) -> None:
         self.family, self.tokenizer, self.encoder = family, tokenizer, encoder
 
-    def messages(self, messages: Sequence[Message], names: Mapping[str, str]) -> list[dict[str, Any]]:
-        """*names*: of the functions called, by the calls' ids."""
+    def messages(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[dict[str, Any]]:
+        """*messages*, whose answers may be to calls in those *before*, which are not written."""
+        names = names_of([*before, *messages])
+        if self.family.grammar == "kimi":
+            messages = _kimi_ids([*before, *messages])[len(before) :]
         return [self._message(m, names) for m in messages]
 
     def tools(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
@@ -57,6 +63,30 @@ class Wire:
                 for c in calls
             ]
         return out
+
+
+_KIMI_ID = re.compile(r"(?:functions\.)?(.+):\d+", re.DOTALL)
+
+
+def _kimi_ids(messages: Sequence[Message]) -> list[Message]:
+    """The messages with ids as Kimi's template wants them: a call is told by its id alone, ``functions.name:0``, calls
+    being counted over the conversation. An id that is not one is exchanged, in the call and in its answer.
+    """
+    out, new, count = list[Message](), dict[str, str](), 0
+    for message in messages:
+        if message.tool_calls:
+            new, calls = {}, []
+            for call in message.tool_calls:
+                match = _KIMI_ID.fullmatch(call.id)
+                if match is None or match[1] != call.name:
+                    new[call.id] = f"functions.{call.name}:{count}"
+                calls.append(attrs.evolve(call, id=new.get(call.id, call.id)))
+                count += 1
+            message = attrs.evolve(message, tool_calls=tuple(calls))
+        elif message.tool_call_id in new:
+            message = attrs.evolve(message, tool_call_id=new[message.tool_call_id])
+        out.append(message)
+    return out
 
 
 def names_of(messages: Sequence[Message]) -> dict[str, str]:
