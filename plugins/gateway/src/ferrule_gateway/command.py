@@ -92,6 +92,7 @@ async def _serve(config: GatewayConfig, folder: Path, token_file: Path | None, a
         )
         await gateway.start()
         stack.push_async_callback(gateway.stop, 0.0)
+        stopped = _on_signals()  # before anything is said: who reads it may answer with a signal
         out = sys.stderr if as_json else sys.stdout
         if token_file is None and not (out.isatty() and not as_json):
             handle, name = tempfile.mkstemp(prefix="ferrule-gateway-", suffix=".token")
@@ -105,7 +106,6 @@ async def _serve(config: GatewayConfig, folder: Path, token_file: Path | None, a
             click.echo(json.dumps(facts))
         else:
             _introduce(gateway, config, token_file)
-        stopped = _on_signals()
         status = Status(gateway, out)
         watch = asyncio.ensure_future(status.watch())
         try:
