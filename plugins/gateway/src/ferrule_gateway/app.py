@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,9 @@ from starlette.routing import Route
 from ferrule import Reply, get_logger
 
 from . import replies
-from .asgi import EVENTS, JSON, Answer, Gone, Receive, Scope, Send, header, outwait, read
-from .errors import WireError, as_wire, bad
+from .asgi import EVENTS, JSON, Answer, Gone, Receive, Scope, Send, header, read
+from .errors import NO_RETRY, WireError, as_wire, bad
+from .flight import Ended, Flight
 from .messages import write_message
 from .sessions import GatewaySession
 from .source import SessionSource
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = get_logger("ferrule_gateway")
 
 NAMED_BY = (b"x-session-affinity", b"x-multi-turn-session-id")
+
+CHAT = "/v1/chat/completions"
 
 Handler = Callable[["Call"], Awaitable[None]]
 
@@ -219,24 +221,22 @@ class Api:
         """The result of *work*, which ends when the client goes away or the session does."""
         if asked.seed is not None and isinstance(session.source, SessionSource) and session.source.seed is None:
             session.source.seed = asked.seed
-        task = asyncio.ensure_future(work)
-        session.flights.add(task)
-        task.add_done_callback(session.flights.discard)
         answer, call.streams = call.answer, asked.stream
 
         async def beat() -> None:
             await answer.begin(EVENTS if asked.stream else JSON)
             await answer.part(b": ping\n\n" if asked.stream else b" ")
 
+        flight = Flight(call.receive, self.gateway.options.heartbeat, beat)
+        session.flights.add(flight)
         try:
-            await outwait(task, call.receive, self.gateway.options.heartbeat, beat)
-            return task.result()
-        except asyncio.CancelledError:
-            if not task.cancelled():
-                raise
-            reason = "the gateway is shutting down" if self.gateway.stopping else "the session was ended"
-            raise WireError(503 if self.gateway.stopping else 409, "cancelled", reason) from None
+            return await flight.fly(work)
+        except Ended:
+            if self.gateway.stopping:
+                raise WireError(503, "cancelled", "the gateway is shutting down") from None
+            raise WireError(409, "cancelled", "the session was ended", headers=NO_RETRY) from None
         finally:
+            session.flights.discard(flight)
             session.touch()
 
     async def _send(self, call: Call, asked: Asked, body: dict[str, Any], events: Callable[..., Any]) -> None:
@@ -277,6 +277,7 @@ def make_app(gateway: Gateway) -> Any:
     ]
     routes = [Route(path, Endpoint(gateway, handler), methods=[method]) for method, path, handler in table]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_served})
+    chat = Endpoint(gateway, api.chat)
     expected = b"Bearer " + gateway.token.encode()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -290,9 +291,24 @@ def make_app(gateway: Gateway) -> Any:
             )
             await Answer(send).error(error)
             return
-        await inner(scope, receive, send)
+        # Nearly every request is of this kind, and need not be looked for in the table.
+        id_ = _chats_in(scope)
+        if id_ is not None:
+            scope["path_params"] = {"id": id_}
+            await chat(scope, receive, send)
+        else:
+            await inner(scope, receive, send)
 
     return app
+
+
+def _chats_in(scope: Scope) -> str | None:
+    """The session that a chat completion is asked of by its URL; None for any other request."""
+    path = scope["path"]
+    if scope["method"] == "POST" and path.startswith("/s/") and path.endswith(CHAT):
+        id_ = path[3 : -len(CHAT)]
+        return id_ if id_ and "/" not in id_ else None
+    return None
 
 
 def _not_served(request: Request, error: Exception) -> Response:

@@ -1,9 +1,8 @@
-"""Plain ASGI: reading a body within its limit, answering, and waiting for work while the client may go away."""
+"""Plain ASGI: reading a body within its limit, and answering."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
@@ -94,31 +93,3 @@ class Answer:
         if self.begun and as_event:
             body = b"data: " + body + b"\n\n"
         await self.whole(error.status, body, headers=error.headers)
-
-
-async def outwait(
-    task: asyncio.Task[Any], receive: Receive, beat: float, on_beat: Callable[[], Awaitable[None]]
-) -> None:
-    """Wait until *task* is done, calling *on_beat* every *beat* seconds. Raises Gone where the client goes away first:
-    the task is then cancelled, and over. So it is where the caller is cancelled.
-    """
-    gone = asyncio.ensure_future(_disconnected(receive))
-    waited: Iterable[asyncio.Future[Any]] = {task, gone}
-    try:
-        while True:
-            await asyncio.wait(waited, timeout=beat, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return
-            if gone.done():
-                raise Gone
-            await on_beat()
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

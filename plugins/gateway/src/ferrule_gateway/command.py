@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -92,6 +93,9 @@ async def _serve(config: GatewayConfig, folder: Path, token_file: Path | None, a
         )
         await gateway.start()
         stack.push_async_callback(gateway.stop, 0.0)
+        # What there is by now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
         stopped = _on_signals()  # before anything is said: who reads it may answer with a signal
         out = sys.stderr if as_json else sys.stdout
         if token_file is None and not (out.isatty() and not as_json):

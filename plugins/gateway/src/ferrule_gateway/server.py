@@ -141,7 +141,7 @@ class Gateway:
         stays readable until the sessions are gone.
         """
         self.stopping = True
-        flights = [task for session in self.sessions.values() for task in session.flights]
+        flights = [flight.over for session in self.sessions.values() for flight in session.flights]
         if flights:
             await asyncio.wait(flights, timeout=grace)
         for session in list(self.sessions.values()):
@@ -201,7 +201,7 @@ class Gateway:
             raise WireError(429, "too_many_sessions", f"there are {len(self.sessions)} sessions; delete some")
         source = SessionSource(id_, self.renderer, self.sampler, seed=forced.get("seed"), vocab_size=self.vocab_size)
         session = GatewaySession(
-            id_, source, attrs.evolve(self._sampling, forced=forced), metadata or {}, over_http=True
+            id_, source, attrs.evolve(self._sampling, forced=forced, known={}), metadata or {}, over_http=True
         )
         if self.store is not None:
             session.writer = self.store.create(

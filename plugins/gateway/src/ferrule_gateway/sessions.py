@@ -11,6 +11,7 @@ import attrs
 
 from ferrule import Reply
 
+from .flight import Flight
 from .history import History
 from .source import SessionSource, Source
 from .store import Writer
@@ -49,7 +50,7 @@ class GatewaySession:
     writer: Writer | None = None
     counters: Counters = attrs.field(factory=Counters)
     history: History = attrs.field(factory=History)
-    flights: set[asyncio.Task[Any]] = attrs.field(factory=set)
+    flights: set[Flight] = attrs.field(factory=set)
     used: float = attrs.field(factory=time.monotonic)
     closed: bool = False
 
@@ -73,11 +74,11 @@ class GatewaySession:
     async def end(self) -> None:
         """Cancel what is in flight, wait for it, and give the sampler's session back."""
         self.closed = True
-        flights = [task for task in self.flights if task is not asyncio.current_task()]
-        for task in flights:
-            task.cancel()
+        flights = list(self.flights)
+        for flight in flights:
+            flight.end()
         if flights:
-            await asyncio.wait(flights)
+            await asyncio.wait([flight.over for flight in flights])
         if isinstance(self.source, SessionSource):
             await self.source.close()
         if self.writer is not None:

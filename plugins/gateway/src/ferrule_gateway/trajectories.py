@@ -34,7 +34,8 @@ def segment_body(segment: Segment, start: int = 0, stop: int | None = None) -> d
     return {
         "ids": _plain(segment.ids[part]),
         "kinds": _plain(segment.kind[part]),
-        "logprobs": _plain(segment.logprobs[part]),
+        # As float64 they are written out exactly: the shortest text of a float32 is another number to who reads doubles.
+        "logprobs": segment.logprobs[part].astype(np.float64),
         "versions": _plain(segment.version[part]),
     }
 

@@ -17,6 +17,9 @@ from ferrule import SamplingParams
 from . import checks
 from .errors import WireError, bad
 
+PLAIN = ("temperature", "top_p", "top_k", "n", "frequency_penalty", "presence_penalty")
+KNOWN = 64
+
 CHOSEN_ONLY = "only the logprobs of the sampled tokens are known"
 
 
@@ -29,6 +32,8 @@ class Sampling:
     defaults: SamplingParams
     forced: Mapping[str, Any] = attrs.field(factory=dict)
     stops: Mapping[str, int] = attrs.field(factory=dict)
+    known: dict[tuple[Any, ...], SamplingParams] = attrs.field(factory=dict)
+    """What was worked out before, by what was asked for: clients ask for the same all the time."""
 
 
 @attrs.frozen(eq=False)
@@ -174,6 +179,23 @@ def _drawn(body: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def _params(body: Mapping[str, Any], sampling: Sampling, limit: int | None) -> SamplingParams:
+    if any(body.get(name) is not None for name in ("stop", "stop_token_ids", "logit_bias")):
+        return _new_params(body, sampling, limit)
+    given = [body.get(name) for name in PLAIN]
+    # With the types: true is no number here, and 1.0 is one.
+    key = (limit, *given, *map(type, given))
+    try:
+        found = sampling.known.get(key)
+    except TypeError:  # a list or an object: it is about to be refused
+        return _new_params(body, sampling, limit)
+    if found is None:
+        found = _new_params(body, sampling, limit)
+        if len(sampling.known) < KNOWN:
+            sampling.known[key] = found
+    return found
+
+
+def _new_params(body: Mapping[str, Any], sampling: Sampling, limit: int | None) -> SamplingParams:
     if checks.integer(body, "n", -(2**31)) not in (None, 1):
         raise bad("n", "n must be 1: one request is one completion", "unsupported_value")
     for name in ("frequency_penalty", "presence_penalty"):
