@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,10 +17,9 @@ from typing import Any
 import aiohttp
 import attrs
 import numpy as np
-import openai
 import pytest
 from aiohttp import web
-from ferrule_gateway import Gateway
+from ferrule_gateway import Gateway, GatewayOptions
 from ferrule_gateway.http import HttpSampler, UpstreamOptions
 from ferrule_renderer_chatml import ChatMLRenderer
 from ferrule_test_assets import byte_tokenizer, smollm2
@@ -29,6 +29,13 @@ import ferrule
 from ferrule import ModelSpec, RunInfo, SamplingParams
 
 HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("ferrule_gateway_client_drivers", HERE / "drivers.py")
+assert _spec is not None
+assert _spec.loader is not None
+drivers = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = drivers  # attrs looks a class's module up
+_spec.loader.exec_module(drivers)
+Served = drivers.Served
 LITELLM = "litellm==1.98.1"
 END = "<|im_end|>"
 WEATHER = {
@@ -40,125 +47,6 @@ WEATHER = {
     },
 }
 USERS = ("How is it in Zürich? 🙂", "And tomorrow?\n", "Thanks.")
-
-
-# -- clients -----------------------------------------------------------------------------------------------------------
-
-
-@attrs.define(eq=False)
-class Served:
-    """What a client is pointed at."""
-
-    base_url: str
-    key: str
-    worker: Any = None
-
-
-def openai_sync(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    with openai.OpenAI(base_url=served.base_url, api_key=served.key) as client:
-        answer = client.chat.completions.create(model="policy", messages=messages, tools=tools)
-    return answer.choices[0].message.model_dump(exclude_none=True)
-
-
-def openai_sync_stream(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    with (
-        openai.OpenAI(base_url=served.base_url, api_key=served.key) as client,
-        client.chat.completions.stream(model="policy", messages=messages, tools=tools) as stream,
-    ):
-        stream.until_done()  # get_final_completion() raises where a length cut the reply
-        message = stream.current_completion_snapshot.choices[0].message
-    return _without_extras(message.model_dump(exclude_none=True))
-
-
-async def openai_async(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.key) as client:
-        answer = await client.chat.completions.create(model="policy", messages=messages, tools=tools)
-    return answer.choices[0].message.model_dump(exclude_none=True)
-
-
-async def openai_async_stream(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    """Chunks put together by hand, as many programs do: calls by their index."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    calls: dict[int, dict[str, Any]] = {}
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.key) as client:
-        async for chunk in await client.chat.completions.create(
-            model="policy", messages=messages, tools=tools, stream=True
-        ):
-            for choice in chunk.choices:
-                message["content"] += choice.delta.content or ""
-                for piece in choice.delta.tool_calls or ():
-                    call = calls.setdefault(
-                        piece.index, {"type": "function", "function": {"name": "", "arguments": ""}}
-                    )
-                    call["id"] = piece.id or call["id"]
-                    call["function"]["name"] += piece.function.name or ""
-                    call["function"]["arguments"] += piece.function.arguments or ""
-    return {**message, **({"tool_calls": list(calls.values())} if calls else {})}
-
-
-def litellm_whole(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    return _litellm(served, messages, tools, stream=False)
-
-
-def litellm_stream(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    return _litellm(served, messages, tools, stream=True)
-
-
-def _litellm(served: Served, messages: list[Any], tools: list[Any], *, stream: bool) -> dict[str, Any]:
-    asked = {"messages": messages, "tools": tools, "api_base": served.base_url, "api_key": served.key}
-    answer = served.worker(asked | {"stream": stream})
-    assert "message" in answer, answer
-    return answer["message"]
-
-
-def curl(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    return json.loads(_curl(served, {"messages": messages, "tools": tools}))["choices"][0]["message"]
-
-
-def curl_stream(served: Served, messages: list[Any], tools: list[Any]) -> dict[str, Any]:
-    text = _curl(served, {"messages": messages, "tools": tools, "stream": True})
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    assert events.pop() == "[DONE]"
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for event in map(json.loads, events):
-        delta = event["choices"][0]["delta"]
-        message["content"] += delta.get("content") or ""
-        for piece in delta.get("tool_calls") or ():
-            calls = message.setdefault("tool_calls", [])
-            if piece["index"] == len(calls):
-                calls.append({key: piece[key] for key in ("id", "type", "function")})
-            else:
-                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
-    return message
-
-
-def _curl(served: Served, body: dict[str, Any], *options: str) -> str:
-    command = ["curl", "-sS", "-N", "--fail-with-body", *options, f"{served.base_url}/chat/completions"]
-    command += ["-H", f"Authorization: Bearer {served.key}", "-H", "Content-Type: application/json", "-d", "@-"]
-    done = subprocess.run(command, input=json.dumps({"model": "policy", **body}), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def _without_extras(message: dict[str, Any]) -> dict[str, Any]:
-    """What the streaming helper adds for its caller, and no server is sent."""
-    message.pop("parsed", None)
-    for call in message.get("tool_calls") or ():
-        call.pop("index", None)
-        call["function"].pop("parsed_arguments", None)
-    return message
-
-
-CLIENTS = (
-    openai_sync,
-    openai_sync_stream,
-    openai_async,
-    openai_async_stream,
-    litellm_whole,
-    litellm_stream,
-    curl,
-    curl_stream,
-)
 
 
 @pytest.fixture(scope="session")
@@ -207,32 +95,36 @@ class Listening(ferrule.Sampler):
 
     def __init__(self, sampler: ferrule.Sampler) -> None:
         self.sampler, self.context_length, self.said = sampler, sampler.context_length, list[Said]()
+        self.by_key: dict[str, list[Said]] = {}
 
     @contextlib.asynccontextmanager
     async def open(self, key: str, *, seed: int):
         async with self.sampler.open(key, seed=seed) as session:
-            yield _ListeningSession(session, self.said)
+            yield _ListeningSession(session, self.said, self.by_key.setdefault(key, []))
 
 
 class _ListeningSession(ferrule.SamplerSession):
-    def __init__(self, session: ferrule.SamplerSession, said: list[Said]) -> None:
+    def __init__(self, session: ferrule.SamplerSession, *said: list[Said]) -> None:
         self._session, self._said = session, said
+        self.concurrent = session.concurrent  # type: ignore[misc]  # of its class otherwise
 
     async def sample(self, prompt, params):
         sample = await self._session.sample(prompt, params)
-        self._said.append((prompt.tolist(), sample.ids.tolist(), sample.logprobs.tolist()))
+        for each in self._said:
+            each.append((prompt.tolist(), sample.ids.tolist(), sample.logprobs.tolist()))
         return sample
 
 
 @contextlib.asynccontextmanager
-async def local(folder: Path) -> AsyncIterator[Behind]:
+async def local(folder: Path, **options: Any) -> AsyncIterator[Behind]:
     """A tiny model that was never trained: its words are mostly no words, and not even UTF-8."""
     spec = ModelSpec(tokenizer=str(byte_tokenizer()))
     shape = Tiny(hidden_size=32, layers=2, heads=4, intermediate_size=48, max_positions=2048)
-    trainer = LocalTrainer(LocalTrainer.Config(tiny=shape, threads=1, device="cpu"))
+    trainer = LocalTrainer(LocalTrainer.Config(tiny=shape, threads=1, device="cpu", **options))
     await trainer.start(RunInfo("run", folder, 1, spec))
     sampler = Listening(trainer.sampler())
-    renderer = ChatMLRenderer(ChatMLRenderer.Config(family="qwen3"), spec)
+    # It may well say "</think>"; that its history is then rewritten is not what is looked at here.
+    renderer = ChatMLRenderer(ChatMLRenderer.Config(family="qwen3", thinking="keep"), spec)
     try:
         yield Behind(renderer, sampler, lambda: sampler.said, trainer.vocab_size)
     finally:
@@ -264,7 +156,11 @@ def _hermes(text: str) -> str:
 
 @attrs.define(eq=False)
 class Llama:
-    """llama.cpp's server, and a proxy before it that writes down what goes by, or answers in its place."""
+    """llama.cpp's server, and a proxy before it that writes down what goes by.
+
+    The first of *faults* is done in place of the next request: ``await fault(request, forward)``, where *forward* is
+    what would have been done.
+    """
 
     url: str
     proxy: str = ""
@@ -273,8 +169,9 @@ class Llama:
     asked: int = 0
 
 
-@pytest.fixture(scope="session")
-def llama_url() -> Iterator[str]:
+@contextlib.contextmanager
+def llama_server() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A new one: its URL and its process."""
     server = subprocess.Popen(
         [sys.executable, str(HERE / "llama_server.py")],
         stdin=subprocess.PIPE,
@@ -282,9 +179,17 @@ def llama_url() -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    yield server.stdout.readline().strip()
-    server.kill()
-    server.wait()
+    try:
+        yield server.stdout.readline().strip(), server
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="session")
+def llama_url() -> Iterator[str]:
+    with llama_server() as (url, _):
+        yield url
 
 
 @contextlib.asynccontextmanager
@@ -294,13 +199,21 @@ async def watched(llama_url: str) -> AsyncIterator[Llama]:
     http = aiohttp.ClientSession()
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        body = await request.read()
         if request.path == "/v1/completions":
             found.asked += 1
             if found.faults:
-                return await found.faults.popleft()(request)
-        async with http.request(request.method, llama_url + request.path, data=body) as answer:
-            raw = await answer.read()
+                return await found.faults.popleft()(request, forward)
+        return await forward(request)
+
+    async def forward(request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            async with http.request(request.method, found.url + request.path, data=body) as answer:
+                raw = await answer.read()
+        except aiohttp.ClientConnectionError:
+            assert request.transport is not None
+            request.transport.abort()
+            raise web.HTTPBadGateway from None
         if request.path == "/v1/completions" and answer.status == 200:
             tokens = json.loads(raw)["choices"][0]["logprobs"]["content"]
             found.said.append(
@@ -310,7 +223,7 @@ async def watched(llama_url: str) -> AsyncIterator[Llama]:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -338,7 +251,7 @@ async def xllamacpp(llama_url: str, **options: Any) -> AsyncIterator[Behind]:
 # -- the conversation --------------------------------------------------------------------------------------------------
 
 
-async def talk(served: Served, client: Callable[..., Any], users: tuple[str, ...] = USERS) -> list[dict[str, Any]]:
+async def talk(served: Any, client: Callable[..., Any], users: tuple[str, ...] = USERS) -> list[dict[str, Any]]:
     """Say *users* one after the other, answering calls as a program does that knows ``weather`` alone."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
     for user in users:
@@ -362,12 +275,13 @@ async def talk(served: Served, client: Callable[..., Any], users: tuple[str, ...
 
 
 @contextlib.asynccontextmanager
-async def serving(behind: Behind):
+async def serving(behind: Behind, **options: Any) -> AsyncIterator[Gateway]:
     gateway = Gateway(
         renderer=behind.renderer,
         sampler=behind.sampler,
         sampling=SamplingParams(max_tokens=behind.max_tokens),
         vocab_size=behind.vocab_size,
+        options=GatewayOptions(**options),
     )
     await gateway.start()
     try:
@@ -384,7 +298,7 @@ async def captured(gateway: Gateway, id_: str) -> dict[str, Any]:
         return await answer.json()
 
 
-def session(gateway: Gateway, id_: str, worker: Any = None) -> Served:
+def session(gateway: Gateway, id_: str, worker: Any = None) -> Any:
     gateway.create({"id": id_, "sampling": {"seed": 11}})
     return Served(gateway.base_url(id_), gateway.token, worker)
 

@@ -37,7 +37,7 @@ async def test_what_a_real_client_was_told_was_sampled_and_is_captured_as_one_ro
     request, kit, behind, litellm_worker, client: str
 ) -> None:
     async with behind as source, kit.serving(source) as gateway:
-        messages = await kit.talk(kit.session(gateway, "one", litellm_worker), getattr(kit, client))
+        messages = await kit.talk(kit.session(gateway, "one", litellm_worker), getattr(kit.drivers, client))
         trajectory = await kit.captured(gateway, "one")
         said = source.said()
     kit.assert_captured(trajectory, said)
@@ -60,7 +60,7 @@ async def test_the_rows_of_every_client_are_those_of_a_session_in_the_process(ki
     async with kit.local(tmp_path) as local:
         async with kit.serving(local) as gateway:
             for client in CLIENTS:
-                await kit.talk(kit.session(gateway, client, litellm_worker), getattr(kit, client))
+                await kit.talk(kit.session(gateway, client, litellm_worker), getattr(kit.drivers, client))
                 rows[client] = (await kit.captured(gateway, client))["segments"]
                 await gateway.remove(client)
         params = SamplingParams(max_tokens=local.max_tokens, stop_ids=local.renderer.stop_ids)
