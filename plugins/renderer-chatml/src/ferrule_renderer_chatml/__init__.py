@@ -18,7 +18,6 @@ from ferrule import (
     Renderer,
     Tail,
     ToolSpec,
-    Unencodable,
 )
 
 if TYPE_CHECKING:
@@ -59,8 +58,9 @@ class ChatMLRenderer(Renderer, name="chatml"):
 
     def __init__(self, config: Any, model: ModelSpec) -> None:
         super().__init__(config, model)
-        from .loading import load
+        from .loading import REFUSALS, load
 
+        self._refusals = REFUSALS
         self.family, self._encoder, self._rendering, self._parser = load(config, model)
         self.stop_ids = self._parser.stop_ids
         self.vocab_size = self._encoder.size
@@ -68,24 +68,20 @@ class ChatMLRenderer(Renderer, name="chatml"):
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool = True
     ) -> Rendered:
-        from .rendering import Refused
-
         if not messages:
             raise EpisodeFailed(Failure.RENDER_FAILED, f"renderer {self.name!r}: there are no messages")
         try:
             return self._rendering.render(messages, tools, generation)
-        except (Refused, Unencodable) as refusal:
+        except self._refusals as refusal:
             raise EpisodeFailed(Failure.RENDER_FAILED, f"renderer {self.name!r}: {refusal}") from refusal
         except (TypeError, ValueError, RecursionError) as error:
             what = f"arguments or a tool's schema cannot be written as JSON: {error}"
             raise EpisodeFailed(Failure.RENDER_FAILED, f"renderer {self.name!r}: {what}") from error
 
     def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Rendered | NoBridge:
-        from .rendering import Refused
-
         try:
             return self._rendering.bridge(tail, messages, tools)
-        except (Refused, Unencodable) as refusal:
+        except self._refusals as refusal:
             return NoBridge("no_bridge", str(refusal))
 
     def parse(self, ids: NDArray[np.int32], tools: Sequence[ToolSpec] = (), *, opened: Sequence[str] = ()) -> Parsed:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ferrule import Encoder, ModelSpec, PluginError, ReplyParser
+from ferrule import Encoder, ModelSpec, PluginError, ReplyParser, Unencodable
 
 from .families import Family, family_of
-from .rendering import Choices, Rendering
+from .rendering import Choices, Refused, Rendering
 from .wording import END, START
+
+REFUSALS = (Refused, Unencodable)
 
 
 def load(config: Any, model: ModelSpec) -> tuple[Family, Encoder, Rendering, ReplyParser]:
@@ -19,7 +21,7 @@ def load(config: Any, model: ModelSpec) -> tuple[Family, Encoder, Rendering, Rep
         raise PluginError("renderer 'chatml' needs a tokenizer: set model.tokenizer (or model.path) to its folder")
     folder = Path(model.tokenizer_path)
     file = folder / "tokenizer.json"
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # type: ignore[import-untyped, unused-ignore]
 
     try:
         backend = Tokenizer.from_file(str(file))

@@ -200,14 +200,15 @@ class Rendering:
             raise Refused(f"message {n} (assistant): the template drops text around the </think> in the content")
         return rest.lstrip("\n"), reasoning.strip("\n")
 
-    def _finished(self, writer: Writer, order: Sequence[int], generation: bool) -> Rendered:
+    def _finished(self, writer: Writer, order: Sequence[int] | None, generation: bool) -> Rendered:
+        """What was written, with a generation prompt; *order* tells which messages stand where, None: as they came."""
         writer.mark()
         if generation:
             writer.fixed(GENERATION)
             writer.fixed(self.suffix)
         writer.flush()
         edges = writer.edges
-        if order == sorted(order):
+        if order is None:
             spans = tuple(pairwise(edges))
         else:
             found = dict(zip(order, pairwise(edges), strict=True))
@@ -229,7 +230,7 @@ class Rendering:
             return NoBridge("no_bridge", "the template takes a system message only at the beginning")
         if self._strips(tail, messages):
             return NoBridge("no_bridge", "the template strips earlier thinking")
-        order: Sequence[int] = range(len(messages))
+        order: Sequence[int] | None = None
         new = messages
         if len(messages) > 1 and messages[0].role == "tool":
             answers = next((n for n, m in enumerate(messages) if m.role != "tool"), len(messages))
