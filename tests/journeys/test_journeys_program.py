@@ -27,9 +27,9 @@ SMALL = {
     "eval.untrained": False,
     "eval.modes": ["sampled"],
     "sft.demonstrations": 160,
-    "sft.min_steps": 32,
+    "sft.min_steps": 24,
     "sft.round_steps": 8,
-    "sft.max_steps": 32,
+    "sft.max_steps": 24,
     "sft.dev_tasks": 1,
     "filter.drop_uniform": False,
     "trainer.threads": 1,
@@ -103,15 +103,19 @@ def test_a_program_is_trained_on_what_it_sampled(trained: Path) -> None:
 def test_the_same_samples_through_a_program_and_through_the_tool_loop_are_the_same_rows(
     folder: Path, trained: Path
 ) -> None:
-    more = {"eval.limit": 6, "eval.modes": ["sampled", "greedy"]}
+    more = {"eval.limit": 4, "eval.modes": ["sampled", "greedy"]}
     program = episodes(ferrule(folder, "eval", "--checkpoint", str(trained), **more), "eval")
     loop = episodes(ferrule(folder, "eval", "--checkpoint", str(trained), "--harness", "tools", **more), "eval")
     assert program.keys() == loop.keys()
-    assert len(loop) == 12
+    assert len(loop) == 8
     for id_, other in loop.items():
         mine = program[id_]
         assert mine["trajectories"] == other["trajectories"]  # ids, kinds, logprobs, versions, steps
-        assert (mine["scores"], mine["reward"], mine["messages"]) == (other["scores"], other["reward"], other["messages"])
+        assert (mine["scores"], mine["reward"], mine["messages"]) == (
+            other["scores"],
+            other["reward"],
+            other["messages"],
+        )
     steps = [step for episode in loop.values() for step in episode["trajectories"][0]["steps"]]
-    assert sum(bool(step["message"].get("tool_calls")) for step in steps) >= 6
+    assert sum(bool(step["message"].get("tool_calls")) for step in steps) >= 4
     assert len(steps) > len(loop), "some episodes have several turns"

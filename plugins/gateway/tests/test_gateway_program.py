@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
 import textwrap
 from pathlib import Path
@@ -235,7 +236,7 @@ async def test_a_program_that_fails_fails_the_episode_with_the_end_of_its_output
     task = Rooms()
     episode = await player.play(task)
     assert (episode.failure, episode.reward) == (Failure.HARNESS_FAILED, None)
-    assert "exited with 1" in episode.error
+    assert episode.error.startswith("{python} agent0.py exited with 1: …")
     assert episode.error.endswith("it broke: ***")
     assert len(episode.error) < 600
     assert episode.artifacts["stdout"] == "token: ***\n"
@@ -510,3 +511,16 @@ def test_a_program_that_is_not_there_is_missed_before_the_run(tmp_path) -> None:
     for command in (("no-such-program",), ("./agent", "x")):
         with pytest.raises(ferrule.FerruleError, match=re.escape(f"no program {command[0]!r}")):
             Program(Program.Config(command=command, cwd=tmp_path))
+
+
+def test_a_gateway_that_others_can_reach_must_be_meant(tmp_path) -> None:
+    with pytest.raises(ferrule.FerruleError, match="allow_remote"):
+        Program(Program.Config(command=("{python}",), cwd=tmp_path, host="0.0.0.0"))
+
+
+async def test_a_port_that_is_taken_is_why_the_episode_failed(stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        episode = await stage.play("ask(hi)", [said("ok")], options={"port": port})
+    assert episode.failure is Failure.HARNESS_FAILED
+    assert f"port {port} of 127.0.0.1 is taken" in episode.error

@@ -45,6 +45,8 @@ log = get_logger("ferrule.gateway")
 MARK = "FERRULE_PROGRAM"
 """The environment variable that marks an episode's processes, so that all of them are found at its end."""
 
+LOOPBACK = ("127.", "localhost", "::1")
+
 KEPT = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
 """What a program is given of the run's environment where it inherits nothing else."""
 
@@ -65,8 +67,9 @@ class Program(Harness, name="program"):
         Ferrule sets; ``inherit``: whether it has the run's environment too, or of that only what every program needs
         (PATH, HOME, the language). ``model``: the model's name, as the program sees it. ``max_output``: bytes of each
         of its outputs that are kept with the episode. ``grace``: seconds that it has to end once the rollout is cut,
-        and again once it is told to terminate; then it is killed with all that it started. ``host`` and ``port``:
-        where the gateway listens; port 0 is any that is free.
+        and again once it is told to terminate; then it is killed with all that it started. ``host``, ``port`` (0: any
+        that is free), ``allow_remote`` and ``public_url`` are the gateway's, for programs that end up elsewhere: in a
+        container, on another machine.
         """
 
         command: tuple[str, ...] = attrs.field(validator=v.min_len(1))
@@ -78,12 +81,19 @@ class Program(Harness, name="program"):
         grace: float = attrs.field(default=5.0, validator=v.ge(0.0))
         host: str = "127.0.0.1"
         port: int = attrs.field(default=0, validator=[v.ge(0), v.le(65535)])
+        allow_remote: bool = False
+        public_url: str | None = None
 
     config: Config
 
     def __init__(self, config: Any) -> None:
-        """Raises FerruleError where there is no such program."""
+        """Raises FerruleError where there is no such program, or the gateway would be open to others unasked."""
         super().__init__(config)
+        if not config.host.startswith(LOOPBACK) and not config.allow_remote:
+            raise FerruleError(
+                f"harness.host = {config.host!r} can be reached from elsewhere: set harness.allow_remote = true where "
+                "that is meant"
+            )
         self.argv = [word.replace("{python}", sys.executable) for word in config.command]
         program = self.argv[0]
         found = shutil.which(str(config.cwd / program) if os.sep in program else program)
@@ -111,9 +121,10 @@ class Program(Harness, name="program"):
         if rollout.ended is not None or play.failure is not None:
             return  # that is what counts, however the program took it
         if result.exit_code != 0:
+            command = " ".join(self.config.command)
             raise EpisodeFailed(
                 Failure.HARNESS_FAILED,
-                f"{self.argv[0]} exited with {result.exit_code}: {_tail(result.stderr or result.stdout)}",
+                f"{command} exited with {result.exit_code}: {_tail(result.stderr or result.stdout)}",
             )
         if not rollout.steps:
             log.warning("program_asked_nothing", task=play.task.id, output=_tail(result.stderr or result.stdout))
@@ -137,7 +148,12 @@ class Program(Harness, name="program"):
                     renderer=rollout.agent().renderer,
                     sampler=None,
                     sampling=rollout.sampling,
-                    options=GatewayOptions(host=self.config.host, port=self.config.port),
+                    options=GatewayOptions(
+                        host=self.config.host,
+                        port=self.config.port,
+                        allow_remote=self.config.allow_remote,
+                        public_url=self.config.public_url,
+                    ),
                     model=self.config.model,
                 )
                 await gateway.start()
