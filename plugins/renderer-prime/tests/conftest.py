@@ -208,3 +208,36 @@ class Talk:
             self.prompt, self.opened = len(self.ids), delta.opened
             self.messages += new
         return delta
+
+
+@pytest.fixture(scope="session")
+def weather() -> ToolSpec:
+    return WEATHER
+
+
+@pytest.fixture(scope="session")
+def talk() -> type[Talk]:
+    return Talk
+
+
+@pytest.fixture(scope="session")
+def say() -> Any:
+    """say(renderer, opened, text): the tokens of a reply with *text*, after whatever block the prompt opened."""
+
+    def written(renderer: PrimeRenderer, opened: tuple[str, ...], text: str) -> list[int]:
+        parts, ask = renderer._parts, Message("user", "x")
+        shown = renderer.render([ask, Message("assistant", "y"), ask])
+        start, stop = shown.spans[1]
+        ended = [int(i) for i in shown.ids[start : stop + 1] if int(i) in renderer.stop_ids]
+        close = parts.rendering.family.think[1]
+        if parts.family == "gpt-oss":
+            text = f"hm{close}<|start|>assistant<|channel|>final<|message|>{text}"
+        elif parts.family == "glm-4.5":
+            text = f"\n<think>hm</think>\n{text}"
+        elif parts.family == "inkling":
+            text = f"<|content_text|>{text}<|end_message|>"
+        elif opened:
+            text = f"hm{close}{text}"
+        return [*encode(renderer, text), ended[-1] if ended else min(renderer.stop_ids)]
+
+    return written

@@ -20,18 +20,22 @@ class Parser:
         self.engine, self.family, self.encoder, self.stop_ids = engine, family, encoder, stop_ids
         tags = family.grammar == "tags" and not getattr(engine.config, "tool_parser", None)
         self._own = ReplyParser(encoder, stop_ids) if tags else None
+        self._lead = family.lead and getattr(engine.config, "enable_thinking", True)
         self._calls = CallReader(family, encoder)
         self._open = encoder.encode(family.think[0])
         self._prompt = encoder.encode(family.prompt) if family.prompt else None
 
     def parse(self, ids: list[int], tools: Sequence[ToolSpec], opened: Sequence[str]) -> Parsed:
         if self._own is not None:
-            return self._own.parse(ids, tools, opened)
+            parsed = self._own.parse(ids, tools, opened)
+            # Reasoning that a stop ended before its first token: the stop is what there is to show.
+            shown = [p if p.span[0] < p.span[1] else attrs.evolve(p, span=(0, 1)) for p in parsed.problems]
+            return attrs.evolve(parsed, problems=tuple(shown))
         text = self.encoder.decode(ids)
         stopped = bool(ids) and ids[-1] in self.stop_ids
         thinking = "think" in opened or self._opened_before(text)
         # To the package such a reply would be reasoning through and through.
-        lead = [self.encoder.ids_of[self.family.think[1]]] if self.family.lead and not thinking else []
+        lead = [self.encoder.ids_of[self.family.think[1]]] if self._lead and not thinking else []
         prompt = self._prompt or (self._open if thinking else None)
         try:
             out = self.engine.parse_response([*lead, *ids], prompt_ids=prompt)

@@ -21,6 +21,7 @@ from ferrule import (
     ToolSpec,
     answer_order,
     clean_text,
+    get_logger,
     sort_answers,
     token_kinds,
 )
@@ -28,6 +29,8 @@ from ferrule import (
 from .families import Family
 from .tokenizer import Tokenizer
 from .wire import Wire
+
+log = get_logger("ferrule.renderer.prime")
 
 
 class Refused(Exception):
@@ -47,6 +50,7 @@ class Rendering:
         self.wire = Wire(family, tokenizer, encoder)
         self.stop_ids = frozenset(int(i) for i in engine.get_stop_token_ids())
         self._prompts: dict[str, list[int]] = {}
+        self._looked = False
 
     # -- whole conversations -------------------------------------------------------------------------------------------
 
@@ -86,6 +90,7 @@ class Rendering:
                     raise Refused(f"{self.name!r} of the renderers package drops message {i} (assistant)")
             else:
                 self._observe(kinds, ids, start, stop, own & content[start:stop], message, i)
+        self._shown(ids, tools)
         end = max((b for _, b in bounds), default=0)
         opened = self._opened(ids[end:]) if generation else ()
         return Rendered(np.array(ids, np.int32), kinds, _spans(bounds, order), opened)
@@ -98,6 +103,17 @@ class Rendering:
             and clean_text(message.content).strip() not in self.encoder.decode(ids)
         ):
             raise Refused(f"{self.name!r} of the renderers package drops the text beside the calls of message {index}")
+
+    def _shown(self, ids: list[int], tools: Sequence[ToolSpec]) -> None:
+        """Warn, at the first tools, where the model is not told of the tools: no refusal, for a model may know its tools by heart."""
+        if not tools or self._looked:
+            return
+        self._looked, text = True, self.encoder.decode(ids)
+        hidden = [tool.name for tool in tools if tool.name not in text]
+        if hidden:
+            log.warning(
+                "tools_not_shown", tools=hidden, detail=f"{self.name!r} of the renderers package leaves out tools"
+            )
 
     def supervised(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered:
         """As :meth:`render`, with a stop token after the last reply where the template has none, as the package's own
