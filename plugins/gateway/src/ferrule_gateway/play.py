@@ -177,7 +177,7 @@ class EpisodeSource:
             raise bad(f"{where}.id", f"{where} has no id")
         if name in self._calls:
             return self._calls[name]
-        arguments = function.get("arguments") or {}
+        arguments: Any = function.get("arguments") or {}
         error = None
         if isinstance(arguments, str):
             try:
