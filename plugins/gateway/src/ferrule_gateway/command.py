@@ -96,6 +96,7 @@ async def _serve(config: GatewayConfig, folder: Path, token_file: Path | None, a
         # What there is by now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(5_000, 10, 10)  # requests make many objects and hardly a cycle
         stopped = _on_signals()  # before anything is said: who reads it may answer with a signal
         out = sys.stderr if as_json else sys.stdout
         if token_file is None and not (out.isatty() and not as_json):

@@ -86,8 +86,8 @@ def read_answer(
     ids, logprobs = _tokens(choice)
     if len(logprobs) != len(ids):
         raise _unusable(f"it has {len(ids)} token ids and {len(logprobs)} logprobs")
-    cut = next((i + 1 for i, id_ in enumerate(ids) if id_ in params.stop_ids), None)
-    if cut is not None:
+    if not params.stop_ids.isdisjoint(ids):
+        cut = next(i + 1 for i, id_ in enumerate(ids) if id_ in params.stop_ids)
         ids, logprobs, reason = ids[:cut], logprobs[:cut], "stop"
     elif reason == "stop" and (usage.get("completion_tokens") or 0) > len(ids):
         raise _unusable(
@@ -96,7 +96,7 @@ def read_answer(
         )
     try:
         out_ids = np.array(ids, np.int32)
-        out_logprobs = np.array([np.nan if each is None else each for each in logprobs], np.float32)
+        out_logprobs = np.array(logprobs, np.float32)  # null becomes NaN
     except (ValueError, TypeError, OverflowError) as error:
         raise _unusable(f"its ids or logprobs are no numbers: {error}") from error
     if need_logprobs and not np.isfinite(out_logprobs).all():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -29,13 +28,17 @@ class Flight:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
+        self._beats: asyncio.Task[None] | None = None
         self._why: Exception | None = None
         self.over: asyncio.Future[None] = self._loop.create_future()
         """Done when the work is: what is left is to send its result."""
 
     async def fly(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of *work*. Raises Gone where the client goes away first, Ended where :meth:`end` was called."""
-        timer = self._loop.call_later(min(self._beat, WATCH_AFTER), self._watch)
+        timers = (
+            self._loop.call_later(WATCH_AFTER, self._watch),
+            self._loop.call_later(self._beat, self._silent),
+        )
         try:
             return await work
         except asyncio.CancelledError:
@@ -45,10 +48,14 @@ class Flight:
             raise self._why from None
         finally:
             self.over.set_result(None)
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
             if self._watcher is not None:
                 self._watcher.cancel()
-                await asyncio.wait({self._watcher})
+            if self._beats is not None:
+                # What it was about to say comes before the answer.
+                self._beats.cancel()
+                await asyncio.wait({self._beats})
 
     def end(self, why: Exception | None = None) -> None:
         """Cancel the work, once."""
@@ -60,22 +67,15 @@ class Flight:
         self._watcher = asyncio.ensure_future(self._watching())
 
     async def _watching(self) -> None:
-        gone = asyncio.ensure_future(_disconnected(self._receive))
-        wait = self._beat - min(self._beat, WATCH_AFTER)
-        try:
-            while True:
-                await asyncio.wait({gone}, timeout=wait)
-                if gone.done():
-                    self.end(Gone())
-                    return
-                await self._on_beat()
-                wait = self._beat
-        finally:
-            gone.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await gone
+        """Until the client goes away: nothing else comes from it."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.end(Gone())
 
+    def _silent(self) -> None:
+        self._beats = asyncio.ensure_future(self._beating())
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def _beating(self) -> None:
+        while True:
+            await self._on_beat()
+            await asyncio.sleep(self._beat)

@@ -15,7 +15,17 @@ import attrs
 import orjson
 from attrs import validators as v
 
-from ferrule import FerruleError, Sample, Sampler, SamplerSession, SamplingParams, TrainerError, derive_seed, get_logger, keep_secret
+from ferrule import (
+    FerruleError,
+    Sample,
+    Sampler,
+    SamplerSession,
+    SamplingParams,
+    TrainerError,
+    derive_seed,
+    get_logger,
+    keep_secret,
+)
 
 from .dialects import Dialect, error_text, read_answer, request_body
 from .errors import UpstreamError
@@ -167,9 +177,7 @@ class HttpSampler(Sampler):
 
     async def _post(self, upstream: Upstream, body: bytes, headers: dict[str, str]) -> tuple[int, Any, bytes]:
         assert self._http is not None
-        async with self._http.post(
-            f"{upstream.url}/v1/completions", data=body, headers=headers, allow_redirects=False
-        ) as answer:
+        async with self._http.post(upstream.completions, data=body, headers=headers, allow_redirects=False) as answer:
             return answer.status, answer.headers, await answer.read()
 
     # -- what the servers tell -----------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ class Gateway:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 date_header=False,
                 http="httptools",
                 timeout_keep_alive=KEEP_ALIVE,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import aiohttp
 import attrs
+from yarl import URL
 
 from ferrule import get_logger
 
@@ -24,6 +25,10 @@ class Upstream:
 
     url: str
     strikes: int = 0
+    completions: URL = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.completions = URL(f"{self.url}/v1/completions")
 
     @property
     def healthy(self) -> bool:
