@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 from pydantic import ValidationError
-from renderers import create_renderer
-from renderers.base import MODEL_RENDERER_MAP
-from renderers.configs import config_from_name
+from renderers import create_renderer  # type: ignore[import-untyped]
+from renderers.base import MODEL_RENDERER_MAP  # type: ignore[import-untyped]
+from renderers.configs import config_from_name  # type: ignore[import-untyped]
 from transformers import AutoTokenizer
 
 from ferrule import Encoder, ModelSpec, PluginError
@@ -75,7 +75,7 @@ def _family(family: str | None, model: ModelSpec) -> str:
         )
     known = next((MODEL_RENDERER_MAP[i] for i in (model.id, model.path) if i in MODEL_RENDERER_MAP), None)
     if known is not None:
-        return known
+        return str(known)
     who = f"the model {model.id or model.path!r}" if model.id or model.path else "a model without model.id"
     raise PluginError(
         f"the renderers package has no family for {who}: set renderer.family to the one whose template it has. "

@@ -98,7 +98,6 @@ class Parser:
         status: Literal["ok", "malformed", "truncated"] = (
             "truncated" if not stopped else "malformed" if problems else "ok"
         )
-        message = Message(
-            "assistant", content, clean_text(reasoning) if reasoning is not None else None, tool_calls=tuple(calls)
-        )
+        thoughts = clean_text(reasoning) if reasoning is not None else None
+        message = Message("assistant", content, thoughts, tuple(calls))  # type: ignore[arg-type]  # the converter's
         return Parsed(message, status, closed, tuple(problems))

@@ -158,7 +158,7 @@ class Rendering:
         known = self._prompts.get(role)
         if known is None:
             user, tool = Message("user", "x"), Message("tool", "x", tool_call_id="functions.f:0", name="f")
-            call = Message("assistant", tool_calls=(ToolCall("functions.f:0", "f"),))
+            call = Message("assistant", tool_calls=(ToolCall("functions.f:0", "f"),))  # type: ignore[arg-type]
             probe = [user, call, tool] if role == "tool" else [user]
             wires = self.wire.messages(probe)
             try:

@@ -82,7 +82,7 @@ def _kimi_ids(messages: Sequence[Message]) -> list[Message]:
                     new[call.id] = f"functions.{call.name}:{count}"
                 calls.append(attrs.evolve(call, id=new.get(call.id, call.id)))
                 count += 1
-            message = attrs.evolve(message, tool_calls=tuple(calls))
+            message = attrs.evolve(message, tool_calls=calls)  # type: ignore[arg-type]  # the converter's
         elif message.tool_call_id in new:
             message = attrs.evolve(message, tool_call_id=new[message.tool_call_id])
         out.append(message)
