@@ -20,6 +20,7 @@ PROJECTS = sorted(
     p.parent for pattern in ("core", "plugins/*", "contrib/*") for p in ROOT.glob(f"{pattern}/pyproject.toml")
 )
 PLUGINS = [p for p in PROJECTS if p.parent.name == "plugins"]
+TESTKIT = ROOT / "tests" / "testkit"
 
 # The folders of core, lowest first; a folder imports from its own level and below.
 LEVELS = [
@@ -81,7 +82,7 @@ def declared(folder: Path) -> set[str]:
     return {MODULES.get(name, name.replace("-", "_")) for name in names}
 
 
-@pytest.mark.parametrize("folder", PROJECTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", [*PROJECTS, TESTKIT], ids=lambda p: p.name)
 def test_a_distribution_imports_only_what_it_declares(folder: Path) -> None:
     packages = {p.name for p in (folder / "src").iterdir() if p.is_dir()}
     allowed = declared(folder) | packages | set(sys.stdlib_module_names)
@@ -105,6 +106,18 @@ def test_a_plugin_imports_public_names_of_ferrule_only(folder: Path) -> None:
                 assert node.attr in public, (
                     f"{file.relative_to(ROOT)}:{node.lineno} uses ferrule.{node.attr}, not public"
                 )
+
+
+def test_the_test_kit_imports_public_names_and_what_reads_a_configuration() -> None:
+    """Authors' suites must not break with core's inner changes, but a plugin is made as a run makes it."""
+    inner = {"ferrule.plugins": {"default_registry"}, "ferrule.config": {"Use"}}
+    inner["ferrule.config.structure"] = {"Mistakes", "Structurer"}
+    for file in sources(TESTKIT):
+        for module, names, line in imports(file):
+            if module == "ferrule" or module.startswith("ferrule."):
+                allowed = set(ferrule.__all__) if module == "ferrule" else inner.get(module, set())
+                assert set(names) <= allowed, f"{file.relative_to(ROOT)}:{line} imports {names} from {module}"
+            assert not module.startswith("ferrule_"), f"{file.relative_to(ROOT)}:{line} imports {module}"
 
 
 @pytest.mark.parametrize("folder", PLUGINS, ids=lambda p: p.name)
@@ -231,7 +244,7 @@ def test_make_installs_the_extras_that_tests_need(folder: Path) -> None:
     assert not extras or line in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("folder", PROJECTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", [*PROJECTS, TESTKIT], ids=lambda p: p.name)
 def test_a_distribution_has_readme_example_tests_types_and_a_range_of_core(folder: Path) -> None:
     project = project_of(folder)
     readme = (folder / "README.md").read_text()
