@@ -27,7 +27,8 @@ LITELLM = litellm==1.98.1
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 PROJECTS = $(wildcard core/pyproject.toml plugins/*/pyproject.toml contrib/*/pyproject.toml tests/testkit/pyproject.toml tests/assets/pyproject.toml)
 EXTRAS = ./plugins/gateway[test] ./plugins/trainer-local[lora] ./tests/assets[model,test]
-FOLDERS = $(foreach folder,$(PROJECTS:%/pyproject.toml=./%),$(or $(filter $(folder)[%,$(EXTRAS)),$(folder)))
+# Each folder plain, too: only so does pip know a distribution that another's extra names.
+FOLDERS = $(PROJECTS:%/pyproject.toml=./%) $(EXTRAS)
 QUIET = OMP_NUM_THREADS=1 KMP_BLOCKTIME=0
 
 # What a shell has set for its own runs is not for these.

@@ -90,7 +90,9 @@ def install(session: nox.Session, distributions: list[Distribution]) -> None:
         index = os.environ.get("FERRULE_TORCH_INDEX")
         session.install(*(["--index-url", index] if index else []), TORCH)
     session.install("hatchling", "editables", *TEST_TOOLS)
-    targets = [f"-e./{d.folder}" + (f"[{','.join(d.extras)}]" if d.extras else "") for d in distributions]
+    # Each folder plain, too: only so does pip know a distribution that another's extra names.
+    targets = [f"-e./{d.folder}" for d in distributions]
+    targets += [f"-e./{d.folder}[{','.join(d.extras)}]" for d in distributions if d.extras]
     session.install("--no-build-isolation", *targets)
     if any(d.name == "ferrule-test-assets" for d in distributions):
         session.install("--no-deps", *ASSETS)
