@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from tinker_cookbook import renderers as cookbook
@@ -20,7 +21,7 @@ TALK = [
     Message("user", "Plan it, s'il te plaît 🎉."),
     Message("assistant", "On it.", "Let me see.", CALLS[:1]),
     answer(0, "1 2 3\n"),
-    Message("assistant", "", None, CALLS[1:]),
+    Message("assistant", "Both.", None, CALLS[1:]),
     answer(1, "out a"),
     answer(2, "  out b "),
     Message("assistant", "Done.", "Good."),
@@ -159,6 +160,31 @@ def test_the_text_of_control_tokens_stays_text(kit, asset, name):
     control = [int(i) for i in got.ids if int(i) in encoder.control]
     assert control == [int(i) for i in plain.ids if int(i) in encoder.control]
     assert odd in k.part(got, OBSERVATION)
+
+
+def test_a_call_without_text_ends_as_it_was_sampled_where_the_cookbook_forgets_the_end(kit):
+    k = kit("deepseek", "deepseekv3")
+    talk = [TALK[1], attrs.evolve(TALK[2], content="", reasoning=None), TALK[3]]
+    got = k.renderer.render(talk, (TOOL,)).ids.tolist()
+    end = len(got) - 1 - got[::-1].index(k.id("<｜tool▁calls▁end｜>"))
+    assert got.pop(end + 1) == k.id("<｜end▁of▁sentence｜>")
+    own = k.wires(talk, (TOOL,))
+    assert got == k.own.build_generation_prompt(own).to_ints()
+
+
+def test_a_call_whose_id_names_no_function_is_written_under_one_that_does(kit):
+    k = kit("kimi", "kimi_k25")
+    foreign = Message("assistant", "", tool_calls=[ToolCall("call_77", "f", {"x": "a"}), ToolCall("call_78", "f")])
+    talk = [
+        TALK[1],
+        foreign,
+        Message("tool", "out", tool_call_id="call_78"),
+        Message("tool", "in", tool_call_id="call_77"),
+    ]
+    text = k.text(k.renderer.render(talk, (TOOL,)).ids)
+    assert "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>" in text
+    assert text.index("## Return of functions.f:0\nin") < text.index("## Return of functions.f:1\nout")
+    assert "call_7" not in text
 
 
 def test_what_a_malformed_call_said_is_shown_again_as_it_stood(kit):

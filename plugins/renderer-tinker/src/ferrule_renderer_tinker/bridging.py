@@ -19,6 +19,7 @@ from .rendering import Rendering
 
 _MOST = 4096
 _EMPTY_THINK = re.compile(r"(?:<think>\s*)?</think>\s*")
+_THOUGHT = re.compile(rf"<think>\s*{REASON}\d*\s*(?=</think>)")
 _ANY_TOOL = (ToolSpec("fq7tool", "A tool."),)
 """In place of the tools offered: that there are some may matter to what follows, which they are does not."""
 
@@ -28,7 +29,8 @@ class Bridging:
     conversation.
     """
 
-    def __init__(self, rendering: Rendering) -> None:
+    def __init__(self, rendering: Rendering, keep_thinking: bool) -> None:
+        self.keep_thinking = keep_thinking
         self.rendering, self.cookbook, self.learned = rendering, rendering.cookbook, rendering.learned
         self.encoder = self.cookbook.encoder
         blocks = [tag for block in self.learned.blocks for tag in block[:2]]
@@ -91,13 +93,16 @@ class Bridging:
     def _rewritten(self, before: Laid, laid: Laid, index: int) -> NoBridge | None:
         shown = laid.slots[laid.owners <= index]
         for slot in np.unique(before.slots).tolist():
-            if slot >= 0 and slot % KINDS == REASONING and slot not in shown:
+            if slot >= 0 and slot % KINDS == REASONING and slot not in shown and not self.keep_thinking:
                 return NoBridge("no_bridge", f"{self.cookbook.name!r} strips earlier thinking")
         said = np.flatnonzero((laid.owners == index) & (laid.slots >= 0))
         if not len(said):
             return NoBridge("no_bridge", f"{self.cookbook.name!r} shows neither the assistant's content nor its calls")
-        now = _EMPTY_THINK.sub("", self.encoder.decode(laid.ids[: said[-1] + 1].tolist()))
-        then = _EMPTY_THINK.sub("", self.encoder.decode(before.ids.tolist()))
+        now = self.encoder.decode(laid.ids[: said[-1] + 1].tolist())
+        then = self.encoder.decode(before.ids.tolist())
+        if self.keep_thinking:
+            now, then = _THOUGHT.sub("", now), _THOUGHT.sub("", then)
+        now, then = _EMPTY_THINK.sub("", now), _EMPTY_THINK.sub("", then)
         if then.startswith(now):
             return None
         at = next(n for n, (a, b) in enumerate(zip(now, then + "\0", strict=False)) if a != b)

@@ -36,13 +36,16 @@ class Refused(Exception):
 class Cookbook:
     """One renderer of the cookbook, its tokenizer, and what of its code is needed.
 
-    ``trims`` are the roles whose contents it trims: blanks around them are its own then.
+    ``trims`` are the roles whose contents it trims: blanks around them are its own then. ``named_ids`` is whether a call's
+    id is all that names its function (``functions.name:0``): other ids are written so then. ``fills`` is whether it
+    leaves the end off a reply without text, which is then given a text that vanishes.
     """
 
     def __init__(self, name: str, renderer: Any, tokenizer: MarkedTokenizer, encoder: Encoder, call: Any) -> None:
         self.name, self.renderer, self.tokenizer, self.encoder = name, renderer, tokenizer, encoder
         self._call, self._body = call, call.FunctionBody
         self.trims: frozenset[str] = frozenset(("system", "user", "tool", "assistant"))
+        self.named_ids = self.fills = False
         self._own = True
         self._inner: Callable[[Any, Any], Any] = renderer.render_message
         renderer.render_message = self._render_message
@@ -105,8 +108,8 @@ class Cookbook:
                 raise Refused(f"message {i} ({message.role}) is not text: images and other parts cannot be written")
         marks = self._free_marks(messages, tools)
         self.tokenizer.marks = marks
-        names = {c.id: c.name for m in messages for c in m.tool_calls}
-        wires = [self._wire(i, m, names, marks, arguments) for i, m in enumerate(messages)]
+        calls = {c.id: (c.name, self._id(c, n)) for m in messages for n, c in enumerate(m.tool_calls)}
+        wires = [self._wire(i, m, calls, marks, arguments) for i, m in enumerate(messages)]
         return self._declared(wires, tools, marks) if tools else wires
 
     def _free_marks(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Marks:
@@ -124,41 +127,48 @@ class Cookbook:
         return marks
 
     def _wire(
-        self, i: int, message: Message, names: Mapping[str, str], marks: Marks, arguments: bool
+        self, i: int, message: Message, known: Mapping[str, tuple[str, str]], marks: Marks, arguments: bool
     ) -> dict[str, Any]:
         literal = self.encoder.literal
         content = clean_text(message.content)
         out: dict[str, Any] = {"role": message.role, NUMBER: i}
         if message.role != "assistant":
             out["content"] = marks.around(content, i * KINDS + CONTENT, message.role in self.trims)
-            if message.tool_call_id is not None:
-                out["tool_call_id"] = literal(clean_text(message.tool_call_id), marks.cut)
-            name = message.name or names.get(message.tool_call_id or "")
+            name, call_id = known.get(message.tool_call_id or "", (None, message.tool_call_id))
+            if call_id is not None:
+                out["tool_call_id"] = literal(clean_text(call_id), marks.cut)
+            name = message.name or name
             if name:
                 out["name"] = literal(clean_text(name), marks.cut)
             return out
         raws = [clean_text(c.raw) for c in message.tool_calls if c.error is not None and c.raw]
         if raws:
             content = "\n".join([content, *raws] if content else raws)
+        text = marks.around(content, i * KINDS + SPOKEN, True) or (marks.cut if self.fills else "")
         # As parts: text that looks like a think block is text then.
-        parts = [{"type": "text", "text": marks.around(content, i * KINDS + SPOKEN, True)}]
+        parts = [{"type": "text", "text": text}]
         if message.reasoning:
             reasoning = marks.around(clean_text(message.reasoning), i * KINDS + REASONING, True)
             parts.insert(0, {"type": "thinking", "thinking": reasoning})
         out["content"] = parts
         calls = [c for c in message.tool_calls if c.error is None or not c.raw]
         if calls:
-            out["tool_calls"] = [self._wire_call(c, marks, i * KINDS + ARGUMENT if arguments else None) for c in calls]
+            slot = i * KINDS + ARGUMENT if arguments else None
+            out["tool_calls"] = [self._wire_call(c, known[c.id][1], marks, slot) for c in calls]
         return out
 
-    def _wire_call(self, call: ToolCall, marks: Marks, slot: int | None) -> Any:
+    def _id(self, call: ToolCall, number: int) -> str:
+        """The id under which *call*, the message's call of that number, is written."""
+        return f"functions.{call.name}:{number}" if self.named_ids and call.name not in call.id else call.id
+
+    def _wire_call(self, call: ToolCall, call_id: str, marks: Marks, slot: int | None) -> Any:
         values = json.loads(clean_text(json.dumps(dict(call.arguments), ensure_ascii=False)))
         values = self.encoder.literal(values, marks.cut)
         if slot is not None:
             values = {k: marks.around(v, slot, True) if isinstance(v, str) else v for k, v in values.items()}
         name = self.encoder.literal(clean_text(call.name), marks.cut)
         body = self._body(name=name, arguments=json.dumps(values, ensure_ascii=False))
-        return self._call(function=body, id=self.encoder.literal(clean_text(call.id), marks.cut))
+        return self._call(function=body, id=self.encoder.literal(clean_text(call_id), marks.cut))
 
     def _declared(self, wires: list[dict[str, Any]], tools: Sequence[ToolSpec], marks: Marks) -> list[dict[str, Any]]:
         """*wires* with the tools declared at their head, where a system message stands already in its place."""

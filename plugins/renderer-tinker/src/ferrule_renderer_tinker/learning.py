@@ -17,7 +17,7 @@ USER, REPLY, REASON, ARGUED, ANSWER = (f"Fq7{word}z" for word in ("user", "reply
 """Words that stand for contents in probes: plain, and odd enough to be told from anything else."""
 PADDED = " \n Fq7padded \n "
 
-CALLED = ToolCall("functions.fq7tool:0", "fq7tool", {"value": ARGUED})
+CALLED = ToolCall("fq7call", "fq7tool", {"value": ARGUED})
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ class Learned:
 
     prompts           by role of the last message, the generation prompt (ids)
     writes_calls      whether calls can be written at all; form: how, None where only the cookbook can read them
-    writes_reasoning  whether reasoning can be written; keeps_reasoning: whether it stays once a user speaks again
+    writes_reasoning  whether reasoning can be written
     think_end         text that closes a think block, up to the answer; call_end: the same for a call
     stops             ids that end a completion for the cookbook; text_stops: texts that do
     """
@@ -70,7 +70,6 @@ class Learned:
     writes_calls: bool
     form: CallForm | None
     writes_reasoning: bool
-    keeps_reasoning: bool
     think_end: str
     call_end: str
     stops: tuple[int, ...]
@@ -106,6 +105,7 @@ def learn(cookbook: Cookbook) -> Learned:
     if 0 not in first.owners:
         raise Refused(f"{cookbook.name!r} does not render message by message, so its tokens cannot be told apart")
     prompts = {"user": _after(first)}
+    stops, text_stops = _stops(cookbook)
     call = Message("assistant", "", tool_calls=(CALLED,))
     answer = Message("tool", ANSWER, tool_call_id=CALLED.id, name=CALLED.name)
     called = _try(cookbook, [user, call, answer])
@@ -113,20 +113,21 @@ def learn(cookbook: Cookbook) -> Learned:
     if called is not None and 2 in called.owners:
         prompts["tool"] = _after(called)
     said = _said(cookbook, called) if called is not None and writes_calls else ""
+    if writes_calls and CALLED.name not in said:
+        cookbook.named_ids = True
     form = _form(cookbook.encoder, said) if writes_calls else None
     call_end = form.end if form else CALL_END
     if f"\n{call_end}" in said:
         call_end = f"\n{call_end}"
-    think_end, writes_reasoning, keeps = _reasoning(cookbook, user)
+    think_end, writes_reasoning = _reasoning(cookbook, user)
     cookbook.trims = _trims(cookbook, user, call)
-    stops, text_stops = _stops(cookbook)
+    cookbook.fills = _fills(cookbook, user, stops)
     return Learned(
         cookbook.encoder,
         prompts,
         writes_calls,
         form,
         writes_reasoning,
-        keeps,
         think_end,
         call_end,
         stops,
@@ -160,21 +161,18 @@ def _form(encoder: Encoder, said: str) -> CallForm | None:
     return None
 
 
-def _reasoning(cookbook: Cookbook, user: Message) -> tuple[str, bool, bool]:
-    """What closes a think block; whether reasoning can be written; whether it stays when a user speaks again."""
-    thought = Message("assistant", REPLY, REASON)
+def _reasoning(cookbook: Cookbook, user: Message) -> tuple[str, bool]:
+    """What closes a think block, and whether reasoning can be written."""
     try:
-        laid = cookbook.example([user, thought])
+        laid = cookbook.example([user, Message("assistant", REPLY, REASON)])
     except Refused:
-        return THINK_END, False, False
+        return THINK_END, False
     reasoning = np.flatnonzero(laid.slots == KINDS + REASONING)
     reply = np.flatnonzero(laid.slots == KINDS + SPOKEN)
     between = ""
     if len(reasoning) and len(reply):
         between = cookbook.encoder.decode(laid.ids[reasoning[-1] + 1 : reply[0]].tolist())
-    later = _try(cookbook, [user, thought, user])
-    keeps = later is not None and KINDS + REASONING in later.slots
-    return between if THINK_END in between else THINK_END, True, keeps
+    return between if THINK_END in between else THINK_END, True
 
 
 def _trims(cookbook: Cookbook, user: Message, call: Message) -> frozenset[str]:
@@ -190,6 +188,17 @@ def _trims(cookbook: Cookbook, user: Message, call: Message) -> frozenset[str]:
         if laid is None or PADDED not in cookbook.encoder.decode(laid.ids.tolist()):
             out.add(role)
     return frozenset(out)
+
+
+def _fills(cookbook: Cookbook, user: Message, stops: tuple[int, ...]) -> bool:
+    """Whether a reply without text lacks its end, and one with a text that vanishes does not."""
+    ends = []
+    for fills in (True, False):
+        cookbook.fills = fills
+        laid = _try(cookbook, [user, Message("assistant", ""), user])
+        own = laid.ids[laid.owners == 1] if laid is not None else ()
+        ends.append(len(own) > 0 and int(own[-1]) in stops)
+    return ends == [True, False]
 
 
 def _stops(cookbook: Cookbook) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -66,10 +66,6 @@ def load(config: Any, model: ModelSpec) -> Parts:
         learned = learn(cookbook)
     except REFUSALS as refusal:
         raise PluginError(f"renderer 'tinker' cannot use {name!r} with {folder!r}: {refusal}") from refusal
-    if config.thinking == "keep" and learned.writes_reasoning and not learned.keeps_reasoning:
-        raise PluginError(
-            f'renderer {name!r} of tinker-cookbook never keeps earlier reasoning: use thinking = "template"'
-        )
     stop_ids = {*learned.stops}
     if tokenizer.eos_token_id is not None:
         stop_ids.add(int(tokenizer.eos_token_id))
@@ -83,7 +79,7 @@ def load(config: Any, model: ModelSpec) -> Parts:
         encoder,
         learned,
         rendering,
-        Bridging(rendering),
+        Bridging(rendering, config.thinking == "keep"),
         Parser(cookbook, learned, frozenset(stop_ids)),
         frozenset(stop_ids),
         max(len(tokenizer), encoder.size),

@@ -46,7 +46,23 @@ class Parser:
         if self._reader is None or self.form is None:
             return Foreign(self, ids, tools, opened).parsed()
         parsed = self._reader.parse(ids, tools, opened)
-        return parsed if self.form.name == "tags" else _reread(parsed, self.form, tools)
+        if self.form.name == "tags":
+            return parsed
+        return self._wrapped(_reread(parsed, self.form, tools), ids, self.form)
+
+    def _wrapped(self, parsed: Parsed, ids: Sequence[int], form: CallForm) -> Parsed:
+        """*parsed*, not closed where what stands around all calls is not."""
+        if form.wrappers is None:
+            return parsed
+        begin, end = (self.encoder.ids_of.get(w, -1) for w in form.wrappers)
+        places = {i: n for n, i in enumerate(ids) if i in (begin, end)}
+        if places.get(begin, -1) <= places.get(end, -1):
+            return parsed
+        if parsed.status == "truncated":
+            return attrs.evolve(parsed, closed=False)
+        why = f"the calls never close with {form.wrappers[1]}"
+        problem = ParseProblem((places[begin], len(ids) - 1), form.wrappers[0], why)
+        return Parsed(parsed.message, "malformed", False, (*parsed.problems, problem))
 
 
 class _View:
@@ -166,8 +182,13 @@ class Foreign:
             if why:
                 self._problem(raw, why)
         for call in unread:
-            calls.append(ToolCall(numbers.next(), "", {}, call.error, clean_text(call.raw_text)))
             self._problem(call.raw_text, call.error)
+            if "<" not in call.raw_text:
+                # Text after the calls, which the cookbook tells as a call.
+                content = f"{content}\n{call.raw_text.strip()}" if content else call.raw_text.strip()
+                continue
+            calls.append(ToolCall(numbers.next(), "", {}, call.error, clean_text(call.raw_text)))
+            content = content.replace(call.raw_text, "", 1).rstrip("\n")
         if "think" in self.opened and reasoning is None and THINK_END not in self.text:
             reasoning, content = content, ""
             if self.stopped:
@@ -197,7 +218,11 @@ class Foreign:
             thoughts = [p["thinking"] for p in content if p["type"] == "thinking"]
             reasoning = "\n".join(thoughts) if thoughts else None
             content = "".join(p["text"] for p in content if p["type"] == "text")
-        return content, reasoning, message.get("tool_calls") or [], message.get("unparsed_tool_calls") or []
+        found, unread = message.get("tool_calls") or [], message.get("unparsed_tool_calls") or []
+        if content == self.text and (found or unread):
+            # Calls alone, which the cookbook tells as content too.
+            content = ""
+        return content, reasoning, found, unread
 
     def _open(self) -> bool:
         """Whether a block that is no part of the answer's text stands open at the end of a cut completion."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from .learning import Learned
 from .marking import CONTENT, HEADER, KINDS, SPOKEN, Laid
 
 Spans = list[tuple[int, int]]
+_THINK_TAGS = re.compile(r"(?:\s*</?think>\s*)+")
 
 
 class Rendering:
@@ -82,7 +84,8 @@ class Rendering:
 
     def _prompted(self, laid: Laid, start: int, stop: int, before: str) -> int:
         """How many tokens of the assistant's message a generation prompt after a message of role *before* would have
-        written: its header, and what of a prefill stands in its output.
+        written: its header, and what of a prefill stands in its output. An empty think block of the header that such a
+        prompt would only have opened is no part of them.
         """
         header = int((laid.parts[start:stop] == HEADER).sum())
         prompt = self.learned.prompts.get(before, self.learned.prompts["user"])
@@ -91,7 +94,11 @@ class Rendering:
             if a != b:
                 break
             common += 1
-        return max(header, common)
+        if common < header:
+            rest = self.cookbook.encoder.decode(laid.ids[start + common : start + header].tolist())
+            if not _THINK_TAGS.fullmatch(rest):
+                return header
+        return common
 
 
 def _by_message(spans: Spans, order: Sequence[int]) -> tuple[tuple[int, int], ...]:
