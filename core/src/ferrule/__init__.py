@@ -15,6 +15,7 @@ _HOMES = {
     "errors": (
         "FerruleError",
         "ConfigError",
+        "ContextOverflow",
         "PluginError",
         "EpisodeFailed",
         "Failure",

@@ -11,6 +11,7 @@ __all__ = [
     "CheckpointError",
     "CommandTimeout",
     "ConfigError",
+    "ContextOverflow",
     "EpisodeFailed",
     "Failure",
     "FerruleError",
@@ -152,3 +153,13 @@ class Superseded(FerruleError):
 
     def __init__(self) -> None:
         super().__init__("a newer request of this conversation took the place of this one")
+
+
+class ContextOverflow(FerruleError):
+    """A prompt that leaves no room for an answer: *length* tokens, where *context* is all that the model has. Raised to
+    those who may shorten their conversation and go on.
+    """
+
+    def __init__(self, length: int, context: int) -> None:
+        self.length, self.context = length, context
+        super().__init__(f"the prompt has {length} tokens; the context is {context} tokens long")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -281,3 +283,68 @@ async def test_a_remote_host_that_is_meant_is_warned_of(run, stub) -> None:
     code, _, err = await running.ended()
     assert code == 0
     assert "warning: 0.0.0.0 can be reached from elsewhere" in err
+
+
+async def test_a_trainer_in_the_same_process_serves_too(run, tmp_path) -> None:
+    config = """
+[renderer]
+use = "chatml"
+family = "qwen3"
+[model]
+tokenizer = "{tokenizer}"
+[trainer]
+use = "local"
+threads = 1
+device = "cpu"
+tiny = {{ hidden_size = 32, layers = 2, heads = 4, intermediate_size = 48, max_positions = 512 }}
+[sampling]
+max_tokens = 12
+"""
+    running = await run("", "--json", config=config)
+    await running.call("POST", "/sessions", {"id": "one", "sampling": {"seed": 3}})
+    for _ in range(2):
+        status, out = await running.chat("one", HELLO)
+        assert status == 200, out
+    trajectory = (await running.call("GET", "/sessions/one/trajectory"))[1]
+    (step,) = trajectory["steps"]
+    assert step["stop"] - step["start"] == out["usage"]["completion_tokens"] <= 12
+    logprobs = trajectory["segments"][0]["logprobs"][step["start"] : step["stop"]]
+    assert all(each < 0 for each in logprobs)
+    running.process.send_signal(signal.SIGTERM)
+    assert (await running.ended())[0] == 0
+
+
+async def test_on_a_terminal_the_token_is_shown_and_one_line_says_how_it_goes(run, stub, tmp_path) -> None:
+    upstream = await stub(answer)
+    (tmp_path / "gateway.toml").write_text(CONFIG.format(tokenizer=byte_tokenizer(), url=upstream.url))
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ferrule", "gateway", "gateway.toml"), cwd=tmp_path, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    said = ""
+
+    async def until(text: str) -> None:
+        nonlocal said
+        while text not in said:
+            with contextlib.suppress(BlockingIOError):
+                said += os.read(ours, 65536).decode()
+            await asyncio.sleep(0.02)
+
+    try:
+        await asyncio.wait_for(until("trajectory"), 60)
+        running = Running(process)
+        running.url = re.search(r"at (http://\S+)", said)[1]
+        running.token = re.search(r"OPENAI_API_KEY=(\S+)", said)[1]
+        assert (await running.call("POST", "/sessions", {"id": "first"}))[0] == 201
+        await converse(running, "first", 2)
+        await asyncio.wait_for(until("1 session  0 in flight  2 turns"), 60)
+        process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(until("stopped after"), 60)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+    finally:
+        os.close(ours)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -257,6 +257,35 @@ async def test_a_cut_stands_however_the_program_takes_it(stage) -> None:
     assert [m.content for m in episode.messages if m.role == "assistant"] == ["ok"]
 
 
+LONG = """
+    first = ask(hi)
+    long = hi + [first, {"role": "user", "content": "much " * 500}]
+    assert ask(long) == (400, "context_length_exceeded"), "too long"
+"""
+
+
+async def test_a_program_that_shortens_its_conversation_goes_on_after_the_end_of_the_context(stage) -> None:
+    text = (
+        LONG
+        + """
+    short = [{"role": "user", "content": "in short"}]
+    assert ask(short)["content"] == "two", "after shortening"
+    """
+    )
+    episode = await stage.play(text, [said("one"), said("two")], context_length=400)
+    assert (episode.termination, episode.failure) == (Termination.ENV_DONE, None), episode.error
+    (trajectory,) = episode.trajectories
+    assert [step.message.content for step in trajectory.steps] == ["one", "two"]
+    assert len(trajectory.segments) == 2
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_a_program_that_gives_up_at_the_end_of_the_context_is_cut_there_and_scored(stage, code) -> None:
+    episode = await stage.play(f"{LONG}\n    sys.exit({code})\n", [said("one")], context_length=400)
+    assert (episode.termination, episode.failure) == (Termination.MAX_RESPONSE_LENGTH, None), episode.error
+    assert episode.reward == 0.0
+
+
 async def test_openais_client_takes_the_end_of_the_rollout_as_final(stage) -> None:
     (stage.folder / "agent.py").write_text(of_page("agent.py"))
     harness = stage.harness(command=("{python}", "agent.py"))

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from ..data import Message, Termination, ToolSpec, Trajectory
-from ..errors import EpisodeFailed, RolloutCut
+from ..errors import ContextOverflow, EpisodeFailed, RolloutCut
 from ..kinds import Renderer, SamplerSession
 from .ledger import Ledger
 from .plan import Extend, Repeat, Reset, Start
@@ -70,7 +70,8 @@ class Agent:
         Raises RolloutCut where a limit is reached or the reply is beyond use, EpisodeFailed where the renderer or the
         engine failed. Both are final: every later call raises the same. Calls of one agent wait for each other; without
         *length_ends*, which is for a program whose conversation goes on after a reply that was cut by its length, they
-        do not: a newer request takes the place of one that it repeats or overtakes, which raises Superseded.
+        do not: a newer request takes the place of one that it repeats or overtakes, which raises Superseded, and a
+        prompt that fills the context raises ContextOverflow, after which a shorter one may come.
         """
         if not length_ends:
             return await self._reply(messages, tools, length_ends)
@@ -85,7 +86,7 @@ class Agent:
         ids = np.ascontiguousarray(ids, np.int32)
         return await self._limited(
             lambda: self._session.completes_again(ids),
-            lambda: self._session.complete(ids, self._sampling, self._room),
+            lambda: self._session.complete(ids, self._sampling, self._open_room),
         )
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Start | Extend | Repeat | Reset:
@@ -100,7 +101,9 @@ class Agent:
         messages = messages if isinstance(messages, list) else list(messages)
         return await self._limited(
             lambda: self._session.repeats(messages, tools),
-            lambda: self._session.reply(messages, tools, self._sampling, self._room),
+            lambda: self._session.reply(
+                messages, tools, self._sampling, self._room if length_ends else self._open_room
+            ),
             lambda reply: self._judge(reply, length_ends),
         )
 
@@ -141,6 +144,12 @@ class Agent:
             return
         self._rollout.undelivered = reply.message
         raise self._cut(termination, detail)
+
+    def _open_room(self, length: int, superseded: int) -> int:
+        """As :meth:`_room`, for a program that may shorten its conversation."""
+        if length >= self._context_length:
+            raise ContextOverflow(length, self._context_length)
+        return self._room(length, superseded)
 
     def _room(self, length: int, superseded: int) -> int:
         """How many tokens the limits leave after a prompt of *length*; *superseded* tokens of the ledger are about to

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from ferrule import EpisodeFailed, Failure, FerruleError, RolloutCut, Superseded
+from ferrule import ContextOverflow, EpisodeFailed, Failure, FerruleError, RolloutCut, Superseded
 
 NO_RETRY = {"x-should-retry": "false"}
 """Clients of OpenAI's make retry 409, 429 and 5xx unless this says otherwise."""
@@ -40,14 +40,6 @@ class WireError(FerruleError):
         """``{"error": {...}}`` as JSON."""
         error: dict[str, Any] = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
-
-
-class ContextOverflow(FerruleError):
-    """A prompt that leaves no room for an answer: *length* tokens, where *context* is all that the model has."""
-
-    def __init__(self, length: int, context: int) -> None:
-        self.length, self.context = length, context
-        super().__init__(f"the prompt has {length} tokens; the context is {context} tokens long")
 
 
 class UpstreamError(EpisodeFailed):

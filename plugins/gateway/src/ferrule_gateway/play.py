@@ -9,7 +9,20 @@ import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ferrule import EpisodeFailed, Message, Play, Reply, Rollout, RolloutCut, SamplingParams, ToolCall, ToolSpec, Turn
+from ferrule import (
+    ContextOverflow,
+    EpisodeFailed,
+    Message,
+    Play,
+    Reply,
+    Rollout,
+    RolloutCut,
+    SamplingParams,
+    Termination,
+    ToolCall,
+    ToolSpec,
+    Turn,
+)
 
 from .errors import NO_RETRY, WireError, bad
 
@@ -46,6 +59,9 @@ class EpisodeSource:
         self.ended = asyncio.Event()
         """Set once the episode cannot go on: it was cut, or it failed."""
 
+        self.overflow: ContextOverflow | None = None
+        """The last request to the model, where its prompt filled the context."""
+
     # -- the model -----------------------------------------------------------------------------------------------------
 
     async def reply(self, messages: list[Message], tools: tuple[ToolSpec, ...], params: SamplingParams) -> Reply:
@@ -64,8 +80,12 @@ class EpisodeSource:
         if self._rollout.ended is None:  # the agent itself says how it ended
             self._turn()
         self._flying += 1
+        self.overflow = None
         try:
             reply = await ask()
+        except ContextOverflow as error:
+            self.overflow = error
+            raise
         except RolloutCut:
             self.ended.set()
             raise
@@ -191,6 +211,16 @@ class EpisodeSource:
         return ToolCall(name, function["name"], arguments)
 
     # -- the harness's side --------------------------------------------------------------------------------------------
+
+    def cut(self) -> bool:
+        """Where the program gave up over a prompt that filled the context, the rollout is cut there; whether it is."""
+        if self.overflow is None:
+            return False
+        first = not self._agent.ledger.sampled
+        self._rollout.end(
+            RolloutCut(Termination.MAX_PROMPT_LENGTH if first else Termination.MAX_RESPONSE_LENGTH, str(self.overflow))
+        )
+        return True
 
     async def finish(self) -> None:
         """The program has ended well: the open turn ends with the last reply, and the play goes on to its end."""

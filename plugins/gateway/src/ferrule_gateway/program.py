@@ -120,6 +120,8 @@ class Program(Harness, name="program"):
             await settle(self._leave(gateway, session, source, folder))
         if rollout.ended is not None or play.failure is not None:
             return  # that is what counts, however the program took it
+        if source.cut():
+            return
         if result.exit_code != 0:
             command = " ".join(self.config.command)
             raise EpisodeFailed(

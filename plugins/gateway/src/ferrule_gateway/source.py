@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ferrule import Message, Renderer, Reply, Sampler, SamplingParams, Session, ToolSpec, Trajectory, derive_seed
-
-from .errors import ContextOverflow
+from ferrule import (
+    ContextOverflow,
+    Message,
+    Renderer,
+    Reply,
+    Sampler,
+    SamplingParams,
+    Session,
+    ToolSpec,
+    Trajectory,
+    derive_seed,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
