@@ -173,7 +173,10 @@ class _Reading:
             )
         if self.thinking and stopped:
             text = self.thoughts[-1]
-            self.problems.append(ParseProblem((0, length), text, f"the reasoning never closes with {THINK_END}"))
+            # The stop token itself stands for a block that it ended at once.
+            self.problems.append(
+                ParseProblem((0, max(length, 1)), text, f"the reasoning never closes with {THINK_END}")
+            )
         reasoning = "\n".join(t for t in (text.strip("\n") for text in self.thoughts) if t) if self.reasoned else None
         message = Message("assistant", self._content(), reasoning, tool_calls=tuple(self.calls))
         status: Literal["ok", "malformed", "truncated"] = (
