@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import structlog
 
 from ferrule import EpisodeFailed, Failure, Message, TokenKind, ToolCall, ToolSpec
 
@@ -274,3 +275,22 @@ def test_a_tokenizer_that_sets_blanks_before_words_sets_none_at_a_boundary(kit):
     )
     assert (rendered.ids == k.id("<|im_end|>")).sum() == 3
     assert "▁yo" not in [k.tokenizer.id_to_token(int(i)) for i in rendered.ids]
+
+
+def test_tools_that_a_template_leaves_out_are_warned_of_once(kit):
+    k = kit("thinking", template_args={"enable_thinking": True})
+    k.renderer._parts.rendering.template._warned = False
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            k.renderer.render(DAY[:2], [FORECAST])
+    (event,) = [e for e in logs if e["event"] == "tools_not_shown"]
+    assert (event["log_level"], event["tools"]) == ("warning", ["get_forecast"])
+
+
+def test_a_reply_before_a_message_of_another_opener_ends_where_that_begins(kit):
+    # Only the openers of user and tool messages were seen to end a reply in this template.
+    k = kit("openers")
+    rendered = k.renderer.render([*DAY[1:2], Message("assistant", "Done."), Message("system", "Stop."), DAY[1]])
+    assert k.part(rendered, ACTION) == "\nDone."
+    assert "Stop." in k.text(rendered.ids[slice(*rendered.spans[2])])
+    assert "Stop." in k.part(rendered, OBSERVATION)
