@@ -170,7 +170,7 @@ SAME_TEXT = {
 }
 NO_CELL = {
     "refused": "the conversation is refused with the reason below, and nothing is dropped",
-    "–": "the renderer has nothing for this model",
+    "–": "the renderer does not take this model, or not with this tokenizer",
 }
 
 
