@@ -151,8 +151,7 @@ class Stage:
         """The model says *ids*; with *again*, the same request is made once more and answered with that."""
         self.model.choose = lambda prompt: ids
         reply = await self.agent.reply(messages, tools, length_ends=False)
-        # A retry after a new segment is a case of its own.
-        if again is not None and self.agent.resets == 0:
+        if again is not None:
             self.model.choose = lambda prompt: again
             reply = await self.agent.reply(messages, tools, length_ends=False)
         self.kept.append(len(self.model.samples) - 1)

@@ -94,16 +94,12 @@ async def test_an_empty_reply_is_a_step_and_the_conversation_goes_on(play):
         assert len(rows(stage)) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the ledger keeps an empty step that lies where it is cropped")
 async def test_an_empty_reply_whose_request_is_made_again_is_forgotten(play):
     async with play.stage(play.made("qwen3_letters", "chat_template")) as stage:
         await stage.say([ASK], (), [], again=spelled(stage, "4<|im_end|>"))
         assert len(stage.agent.ledger.steps) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a shorter conversation that is still live is preferred to the one to be repeated"
-)
 async def test_a_retry_after_a_new_segment_is_a_repeat(play):
     async with play.stage(play.made("qwen3_letters", "chat_template")) as stage:
         reply = await stage.say([ASK], (), spelled(stage, "<think>\neasy\n</think>\n\n4<|im_end|>"))

@@ -143,7 +143,7 @@ async def played(stage: Any, conversation: Any) -> list[Message]:
             messages += act.asked
             for line in act.lines:
                 ids = tokens_of(stage, line, messages, tools)
-                again = ids[: len(ids) // 2] if line.again and ids else None
+                again = ids[: len(ids) // 2] if line.again else None
                 reply = await stage.say(messages, tools, ids, again)
                 messages.append(reply)
                 if not reply.tool_calls:

@@ -106,6 +106,31 @@ async def test_a_request_that_goes_on_from_the_same_reply_supersedes_the_one_in_
     assert "right" in text
 
 
+async def test_a_retry_after_a_reset_repeats_the_new_segment(kit):
+    renderer = kit.WordRenderer(strips=True)
+    session = Session(renderer, Engine(renderer))
+    reply = await session.reply([user("work")], (), PARAMS, room)
+    longer = [user("work"), reply.message, user("more")]
+    await session.reply(longer, (), PARAMS, room)
+    again = await session.reply(longer, (), PARAMS, room)
+    assert (again.message.content, session.resets, len(session.ledger)) == ("said 2", 1, 2)
+    assert [step.message.content for step in session.trajectory(None).steps] == ["said 0", "said 2"]
+
+
+async def test_an_empty_reply_that_is_sampled_again_leaves_one_step(make):
+    session, engine = make()
+    none = Sample(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), "length")
+
+    async def nothing(prompt, params):
+        return none
+
+    full, engine.sample = engine.sample, nothing
+    await session.reply([user("work")], (), PARAMS, room)
+    engine.sample = full
+    assert (await session.reply([user("work")], (), PARAMS, room)).message.content == "said 0"
+    assert [step.message.content for step in session.trajectory(None).steps] == ["said 0"]
+
+
 async def test_a_caller_that_goes_away_leaves_no_trace(make):
     session, engine = make(held=True)
     task = asyncio.ensure_future(session.reply([user("work")], (), PARAMS, room))

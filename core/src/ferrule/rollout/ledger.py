@@ -141,6 +141,11 @@ class Ledger:
         self._marks.append(_Mark(segment, start, buffer.length, sample.stop_reason, message, status, version))
         return len(self._marks) - 1
 
+    def forget(self, segment: int, length: int) -> None:
+        """Cut off what was sampled from *length* on, a completion of no token included, and all after it."""
+        self._marks = [mark for mark in self._marks if mark.segment != segment or mark.start < length]
+        self.crop(segment, length)
+
     def crop(self, segment: int, length: int) -> None:
         """Cut *segment* to its first *length* tokens and forget the steps that reach beyond; the last segment goes
         when cut to nothing.

@@ -100,6 +100,14 @@ def match(
     """
     if not threads:
         return Start()
+    # The same request again goes before a shorter conversation that it would also go on from.
+    changed: Reset | None = None
+    for thread in reversed(threads):
+        size = len(thread.messages) - 1
+        if size == len(messages) and messages == thread.messages[:size]:
+            if thread.tools == tools:
+                return Repeat(thread)
+            changed = changed or Reset("tools_changed", thread, size, _tools_differ(thread.tools, tools))
     best: Thread | None = None
     for thread in reversed(threads):
         size = len(thread.messages)
@@ -115,12 +123,8 @@ def match(
         if any(message.role == "assistant" for message in new):
             return Reset("no_bridge", best, size, "the request adds a reply that was not sampled here")
         return Match(best, new)
-    for thread in reversed(threads):
-        size = len(thread.messages) - 1
-        if size == len(messages) and messages == thread.messages[:size]:
-            if thread.tools != tools:
-                return Reset("tools_changed", thread, size, _tools_differ(thread.tools, tools))
-            return Repeat(thread)
+    if changed is not None:
+        return changed
     lengths = [_common_prefix(thread.messages, messages) for thread in threads]
     nearest = max(range(len(threads)), key=lambda i: (lengths[i], i))
     return Reset("prefix_changed", threads[nearest], lengths[nearest], "the history is not what the model was shown")

@@ -158,7 +158,7 @@ class Session:
             superseded = self.ledger.length(thread.segment) - thread.prompt_length
             prompt = self.ledger.tokens(thread.segment, 0, thread.prompt_length)
             sample = await self._complete(flight, prompt, params, room, superseded)
-            self.ledger.crop(thread.segment, thread.prompt_length)
+            self.ledger.forget(thread.segment, thread.prompt_length)
             thread.counts[key(thread.messages.pop())] -= 1
             return self._commit(thread, [], sample)
         if isinstance(plan, Extend):
@@ -206,7 +206,7 @@ class Session:
         if stream is not None and again:
             superseded = self.ledger.length(stream.segment) - stream.prompt_length
             sample = await self._complete(flight, ids, params, room, superseded)
-            self.ledger.crop(stream.segment, stream.prompt_length)
+            self.ledger.forget(stream.segment, stream.prompt_length)
         else:
             segment = self.ledger.open() if stream is None else stream.segment
             held = self.ledger.length(segment)
