@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import ContextOverflow as ContextOverflow
     from .errors import UpstreamError as UpstreamError
     from .errors import WireError as WireError
     from .http import HttpSampler as HttpSampler
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from .source import Source as Source
 
 _HOMES = {
-    "ContextOverflow": "errors",
     "Gateway": "server",
     "GatewayOptions": "server",
     "HttpSampler": "http",
@@ -30,7 +28,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "ContextOverflow",
     "Gateway",
     "GatewayOptions",
     "HttpSampler",

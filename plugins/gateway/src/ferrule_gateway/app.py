@@ -247,7 +247,7 @@ class Api:
             await call.answer.json(200, body)
 
     def _captured(self, session: GatewaySession, reply: Reply) -> None:
-        ids = reply.sample.ids
+        ids, _ = replies.sampled(reply)
         stop_ids = self.gateway.renderer.stop_ids
         empty = len(ids) == 0 or (len(ids) == 1 and int(ids[0]) in stop_ids)
         session.counters.captured(reply, empty)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -68,10 +69,9 @@ def command(
     if allow_remote:
         flags.append("gateway.allow_remote=true")
     loaded = load_config(GatewayConfig, config, [*sets, *flags])
-    try:
+    new_event_loop = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):  # not everywhere to be had
         from uvloop import new_event_loop
-    except ImportError:
-        new_event_loop = asyncio.new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         ctx.exit(runner.run(_serve(loaded, Path(config).absolute().parent, token_file, as_json)))
 

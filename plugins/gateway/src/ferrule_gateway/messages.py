@@ -90,7 +90,7 @@ def read_message(wire: dict[str, Any], index: int) -> Message:
     if reasoning is None:
         reasoning = text(wire, "reasoning", where)
     calls = tuple(_call(*call) for call in calls_of(wire, where))
-    return Message(role, content_of(content, f"{where}content"), reasoning or None, calls, None, name)
+    return Message(role, content_of(content, f"{where}content"), reasoning or None, calls, None, name)  # type: ignore[arg-type]  # the converter's
 
 
 def _call(id_: str, name: str, arguments: str) -> ToolCall:

@@ -6,11 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from math import isfinite
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
 from ferrule import Reply
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PIECE = 256
 """Characters of text in one event of a stream."""
@@ -36,12 +40,12 @@ def chat_body(reply: Reply, sent: dict[str, Any], model: str, logprobs: Decode |
 
 def completion_body(reply: Reply, model: str, decode: Decode, *, logprobs: bool, token_ids: bool) -> dict[str, Any]:
     """A ``text_completion``. The ids of its tokens are in it where *token_ids* were asked for."""
-    ids = reply.sample.ids
+    ids, values = sampled(reply)
     choice: dict[str, Any] = {"index": 0, "text": decode(ids), "finish_reason": reply.stop_reason, "logprobs": None}
     if logprobs:
         choice["logprobs"] = {
             "tokens": [decode(ids[i : i + 1]) for i in range(len(ids))],
-            "token_logprobs": [_logprob(each) for each in reply.sample.logprobs.tolist()],
+            "token_logprobs": [_logprob(each) for each in values.tolist()],
             "top_logprobs": None,
             "text_offset": None,
         }
@@ -57,9 +61,15 @@ def completion_body(reply: Reply, model: str, decode: Decode, *, logprobs: bool,
     }
 
 
+def sampled(reply: Reply) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and logprobs of its tokens; none where whoever replied tells none."""
+    sample = reply.sample
+    return (sample.ids, sample.logprobs) if sample is not None else (np.empty(0, np.int32), np.empty(0, np.float32))
+
+
 def usage(reply: Reply) -> dict[str, int]:
     """Tokens of the prompt and of the completion."""
-    completion = len(reply.sample.ids) if reply.sample is not None else 0
+    completion = len(sampled(reply)[0])
     return {
         "prompt_tokens": reply.prompt_length,
         "completion_tokens": completion,
@@ -125,8 +135,9 @@ def _logprob(value: float) -> float | None:
 
 def _chat_logprobs(reply: Reply, decode: Decode) -> dict[str, Any]:
     content = []
-    for i, logprob in enumerate(reply.sample.logprobs.tolist()):
-        token = decode(reply.sample.ids[i : i + 1])
+    ids, values = sampled(reply)
+    for i, logprob in enumerate(values.tolist()):
+        token = decode(ids[i : i + 1])
         content.append(
             {"token": token, "logprob": _logprob(logprob), "bytes": list(token.encode()), "top_logprobs": []}
         )
