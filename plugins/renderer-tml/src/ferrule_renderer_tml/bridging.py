@@ -82,7 +82,7 @@ class Bridging:
                 count = 0
                 while n + 1 + count < len(roles) and roles[n + 1 + count] == "tool":
                     count += 1
-                calls = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
+                calls: Any = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
                 reasoning = f"{_REASON}{n}" if tail.strippable and self.thinking != "keep" else None
                 base.append(Message("assistant", "" if calls else f"x{n}", reasoning, tool_calls=calls))
             elif role == "tool":
@@ -95,7 +95,7 @@ class Bridging:
 
     def _said(self, message: Message) -> Message:
         """The assistant's message with words of ours in its place: its structure is what counts."""
-        calls = tuple(
+        calls: Any = tuple(
             ToolCall(c.id, c.name or "fq7unnamed", {"value": f"{_ARGUMENT}{n}"})
             for n, c in enumerate(message.tool_calls)
         )

@@ -73,7 +73,8 @@ class Draft:
         if len(texts) > 1:
             parts = [texts[0].rstrip("\n"), *(text.strip("\n") for text in texts[1:])]
             content = "\n".join(t for t in parts if t and not t.isspace())
-        message = Message("assistant", content, reasoning, tool_calls=tuple(self.calls))
+        calls: Any = tuple(self.calls)
+        message = Message("assistant", content, reasoning, tool_calls=calls)
         status: Literal["ok", "malformed", "truncated"] = (
             "truncated" if not stopped else "malformed" if self.problems else "ok"
         )
