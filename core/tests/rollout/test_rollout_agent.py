@@ -169,6 +169,10 @@ async def test_a_history_that_cannot_be_extended_starts_a_segment_and_says_why(k
             len(messages),
         )
         assert event["tokens_incoming"] == len(scene.sampler.prompts["s:agent"][-1])
+        assert event["tokens_held"] == len(scene.agent.ledger.segments()[0])
+        assert (event["messages_held"], event["session"], event["agent"], event["resets"]) == (2, "s", "agent", 1)
+        assert event["detail"] == plan.detail != ""
+        assert event["preview"].startswith(f"{messages[index].role}: " if index < len(messages) else "")
         assert len(scene.agent.ledger.segments()) == 2
         assert scene.sampler.prompts["s:agent"][-1].tolist() == scene.renderer.render(messages, tools).ids.tolist()
 

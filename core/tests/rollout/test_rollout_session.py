@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import structlog
 
 from ferrule import EpisodeFailed, Message, Sample, SamplerSession, SamplingParams, Session, Superseded, TokenKind
 from ferrule.algorithm import rows_of
@@ -187,8 +188,55 @@ async def test_a_token_prompt_again_is_sampled_again_and_another_opens_a_segment
     await session.complete(first, PARAMS, room)
     assert len(session.ledger) == 1
     assert session.ledger.sampled == 1
-    await session.complete(np.array([5, 9], np.int32), PARAMS, room)
+    with structlog.testing.capture_logs() as logs:
+        await session.complete(np.array([5, 9], np.int32), PARAMS, room)
     assert len(session.ledger) == 2
+    (event,) = [entry for entry in logs if entry["event"] == "segment_reset"]
+    assert (event["reason"], event["index"], event["turn"], event["resets"]) == ("prefix_changed", 1, 1, 1)
+    assert (event["tokens_held"], event["tokens_incoming"]) == (6, 2)
+    assert (session.resets, session.trajectory(None).metadata["resets"]) == (1, 1)
+
+
+async def test_a_token_prompt_again_goes_before_a_shorter_one_that_it_goes_on_from(make):
+    session, engine = make()
+    short = np.array([5, 6], np.int32)
+    sampled = engine.renderer.encode(["said", "1", "<end>"])
+    long = np.concatenate([short, sampled, np.array([7], np.int32)])
+    await session.complete(long, PARAMS, room)
+    await session.complete(short, PARAMS, room)
+    await session.complete(long, PARAMS, room)
+    assert [len(segment) for segment in session.ledger.segments()] == [len(long) + 3, 5]
+
+
+async def test_a_token_prompt_whose_completion_was_empty_is_sampled_again(make):
+    session, engine = make()
+
+    async def nothing(prompt, params):
+        return Sample(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), "length")
+
+    full, engine.sample = engine.sample, nothing
+    await session.complete(np.array([5, 6], np.int32), PARAMS, room)
+    engine.sample = full
+    await session.complete(np.array([5, 6], np.int32), PARAMS, room)
+    assert [step.message.content for step in session.trajectory(None).steps] == ["said 0"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["next request", "same request"])
+async def test_a_reply_that_the_renderer_fails_to_read_leaves_no_trace(make, again):
+    session, engine = make()
+    asked = [user("work")]
+    first = await session.reply(asked, (), PARAMS, room)
+    before = session.ledger.segments()[0].ids.tolist()
+    if not again:
+        asked = [*asked, first.message, user("more")]
+    parse, session.renderer.parse = session.renderer.parse, None
+    with pytest.raises(EpisodeFailed, match="failed in parse"):
+        await session.reply(asked, (), PARAMS, room)
+    session.renderer.parse = parse
+    (segment,) = session.ledger.segments()
+    assert segment.ids.tolist() == before
+    assert (await session.reply(asked, (), PARAMS, room)).message.content == "said 2"
+    assert np.array_equal(engine.prompts[1], engine.prompts[2])
 
 
 async def test_a_token_prompt_outside_the_vocabulary_is_refused_and_leaves_no_trace(kit):

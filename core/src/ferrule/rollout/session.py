@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,7 +15,6 @@ import numpy as np
 from ..data import Message, SamplingParams, TokenKind, ToolSpec, Trajectory
 from ..errors import EpisodeFailed, Failure, RolloutCut, Superseded
 from ..kinds import NoBridge, Parsed, Rendered, Renderer, Sample, SamplerSession, Tail
-from ..logs import get_logger
 from .ledger import Ledger
 from .plan import (
     LIVE_THREADS,
@@ -29,12 +29,11 @@ from .plan import (
     kinds_after_reset,
     match,
 )
+from .resets import log_reset, log_token_reset
 from .shutdown import BREAKS, being_cancelled, one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-log = get_logger("ferrule.rollout")
 
 Room = Callable[[int, int], int]
 """How many tokens may be sampled after a prompt of so many tokens, of which a repeat cuts off so many that were sampled
@@ -157,10 +156,11 @@ class Session:
             flight = self._flight(thread, messages, tools)
             superseded = self.ledger.length(thread.segment) - thread.prompt_length
             prompt = self.ledger.tokens(thread.segment, 0, thread.prompt_length)
-            sample = await self._complete(flight, prompt, params, room, superseded)
+            read = partial(self._read, tools, thread.opened)
+            sample, parsed = await self._complete(flight, prompt, params, room, read, superseded)
             self.ledger.forget(thread.segment, thread.prompt_length)
             thread.counts[key(thread.messages.pop())] -= 1
-            return self._commit(thread, [], sample)
+            return self._commit(thread, [], sample, parsed)
         if isinstance(plan, Extend):
             found, new, rendered = plan.thread, plan.new, plan.delta
             segment, length = found.segment, self.ledger.length(found.segment)
@@ -177,14 +177,17 @@ class Session:
         # The prompt that is never answered leaves the ledger: the request may come again, and no row ends in tokens
         # that no sample follows.
         flight = self._flight(found, messages, tools)
-        sample = await self._complete(flight, self.ledger.tokens(segment), params, room, undo=(segment, length))
+        read = partial(self._read, tools, rendered.opened)
+        prompt = self.ledger.tokens(segment)
+        sample, parsed = await self._complete(flight, prompt, params, room, read, undo=(segment, length))
         if isinstance(plan, Reset):
-            self._log_reset(plan, messages, prompt_length)
+            self.resets += 1
+            log_reset(self, plan, messages, prompt_length)
         if found is None:
             found = Thread(segment, [], tools, generation, prompt_length)
             self._threads = [*self._threads, found][-LIVE_THREADS:]
         found.generation, found.prompt_length, found.opened = generation, prompt_length, rendered.opened
-        return self._commit(found, new, sample)
+        return self._commit(found, new, sample, parsed)
 
     async def complete(self, ids: NDArray[np.int32], params: SamplingParams, room: Room) -> Reply:
         """The completion of *ids*, int32[T], the whole context as the caller holds it: for agents that keep tokens.
@@ -203,9 +206,10 @@ class Session:
                 break
             await rival.end()
         flight = self._flight(stream, name)
+        read = partial(self._read, (), ())
         if stream is not None and again:
             superseded = self.ledger.length(stream.segment) - stream.prompt_length
-            sample = await self._complete(flight, ids, params, room, superseded)
+            sample, parsed = await self._complete(flight, ids, params, room, read, superseded)
             self.ledger.forget(stream.segment, stream.prompt_length)
         else:
             segment = self.ledger.open() if stream is None else stream.segment
@@ -213,12 +217,14 @@ class Session:
             kind = TokenKind.PROMPT if stream is None else TokenKind.OBSERVATION
             self.ledger.prompt(segment, ids[held:], np.full(len(ids) - held, kind, np.uint8))
             prompt = self.ledger.tokens(segment)
-            sample = await self._complete(flight, prompt, params, room, undo=(segment, held))
+            sample, parsed = await self._complete(flight, prompt, params, room, read, undo=(segment, held))
             if stream is None:
+                if self._streams:
+                    self.resets += 1
+                    log_token_reset(self, [each.segment for each in self._streams], ids)
                 stream = Stream(segment, 0)
                 self._streams = [*self._streams, stream][-LIVE_THREADS:]
             stream.prompt_length = len(ids)
-        parsed = self._guarded("parse", self.renderer.parse, sample.ids, ())
         step = self.ledger.sample(stream.segment, sample, parsed.message, parsed.status)
         return Reply(parsed.message, parsed, step, sample.stop_reason, stream.prompt_length, sample)
 
@@ -244,18 +250,21 @@ class Session:
         return flight
 
     def _stream(self, ids: NDArray[np.int32]) -> tuple[Stream | None, bool]:
-        """The segment that *ids* go on from, the longest, and whether they are its last prompt again."""
+        """The segment that *ids* go on from, the longest, and whether they are its last prompt again.
+
+        As for messages, the same request again goes before a shorter conversation that it would also go on from.
+        """
+        for stream in reversed(self._streams):
+            size = stream.prompt_length
+            if size == len(ids) and np.array_equal(self.ledger.tokens(stream.segment, 0, size), ids):
+                return stream, True
         best: Stream | None = None
-        again = False
         for stream in self._streams:
             held = self.ledger.tokens(stream.segment)
             size = len(held)
-            if size <= len(ids) and (best is None or again or size > self.ledger.length(best.segment)):
-                if np.array_equal(held, ids[:size]):
-                    best, again = stream, False
-            elif best is None and stream.prompt_length == len(ids) and np.array_equal(held[: len(ids)], ids):
-                best, again = stream, True
-        return best, again
+            if size <= len(ids) and (best is None or size > self.ledger.length(best.segment)):
+                best = stream if np.array_equal(held, ids[:size]) else best
+        return best, False
 
     async def _complete(
         self,
@@ -263,10 +272,13 @@ class Session:
         prompt: NDArray[np.int32],
         params: SamplingParams,
         room: Room,
+        read: Callable[[NDArray[np.int32]], Parsed],
         superseded: int = 0,
         undo: tuple[int, int] | None = None,
-    ) -> Sample:
-        """Sample after *prompt*; where that fails, crop the ledger as *undo* says: (segment, length)."""
+    ) -> tuple[Sample, Parsed]:
+        """Sample after *prompt* and read the sample; where either fails, crop the ledger as *undo* says: (segment,
+        length).
+        """
         try:
             left = room(len(prompt), superseded)
             if left < params.max_tokens:
@@ -278,7 +290,7 @@ class Session:
                 sample = await flight.task
             if flight.superseded:
                 raise Superseded()
-            return self._believed(sample)
+            return self._believed(sample), read(sample.ids)
         except BaseException as error:
             if undo is not None:
                 self.ledger.crop(*undo)
@@ -307,9 +319,12 @@ class Session:
         self._in_vocabulary(sample.ids, "the engine sampled")
         return sample
 
-    def _commit(self, thread: Thread, new: list[Message], sample: Sample) -> Reply:
-        """Put the sample down and read it."""
-        parsed: Parsed = self._guarded("parse", self.renderer.parse, sample.ids, thread.tools, opened=thread.opened)
+    def _read(self, tools: tuple[ToolSpec, ...], opened: tuple[str, ...], ids: NDArray[np.int32]) -> Parsed:
+        parsed: Parsed = self._guarded("parse", self.renderer.parse, ids, tools, opened=opened)
+        return parsed
+
+    def _commit(self, thread: Thread, new: list[Message], sample: Sample, parsed: Parsed) -> Reply:
+        """Put the sample down."""
         step = self.ledger.sample(thread.segment, sample, parsed.message, parsed.status)
         thread.left_open = () if parsed.closed else thread.opened
         thread.stop = int(sample.ids[-1]) if sample.stop_reason == "stop" and len(sample.ids) else "length"
@@ -371,35 +386,6 @@ class Session:
                 bad = low if low < 0 else high
                 raise EpisodeFailed(Failure.INVALID_TOKEN, f"{who} token {bad}; the vocabulary has {self._vocab_size}")
 
-    def _log_reset(self, plan: Reset, messages: list[Message], tokens: int) -> None:
-        """One event, enough to tell a client's retry from a compaction from a renderer that cannot bridge."""
-        self.resets += 1
-        thread = plan.thread
-        log.info(
-            "segment_reset",
-            session=self.key,
-            agent=self.name,
-            reason=plan.reason,
-            detail=plan.detail,
-            turn=self.ledger.sampled,
-            index=plan.index,
-            preview=_preview(messages, plan.index),
-            held_preview=_preview(thread.messages, plan.index),
-            messages_held=len(thread.messages),
-            messages_incoming=len(messages),
-            tokens_held=self.ledger.length(thread.segment),
-            tokens_incoming=tokens,
-            resets=self.resets,
-        )
-
 
 def _list(messages: Sequence[Message]) -> list[Message]:
     return messages if isinstance(messages, list) else list(messages)
-
-
-def _preview(messages: Sequence[Message], index: int) -> str:
-    if index >= len(messages):
-        return ""
-    message = messages[index]
-    calls = "".join(f" [{call.name}]" for call in message.tool_calls)
-    return f"{message.role}: {message.content[:80]}{calls}"
