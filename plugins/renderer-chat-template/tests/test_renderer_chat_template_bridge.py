@@ -325,3 +325,35 @@ def test_a_long_conversation_extends_turn_by_turn_to_what_a_rendering_gives(kit)
         ids = np.concatenate([ids, completion, delta.ids])
         messages += [tail.message, *new]
     assert ids.tolist() == k.renderer.render(messages).ids.tolist()
+
+
+@pytest.mark.parametrize("spelled", [(), ("<think>", "</think>"), ("<tool_call>", "</tool_call>")])
+@pytest.mark.parametrize(
+    ("cut", "close"),
+    [
+        ("<think>\nI shall <tool_call>\n{", "\n</think>\n\n"),
+        ("<think>\na\n</think>\n\n<tool_call>\n{<think>", "\n</tool_call>"),
+        ("<tool_call>\n{}\n</tool_call>\n<think>", "\n</think>\n\n"),
+        ("<think>\na <tool_call> b\n</think>\n\nso", ""),
+    ],
+)
+def test_the_block_that_is_open_is_closed_and_not_a_tag_within_it(kit, spelled, cut, close):
+    k = kit("thinking", spelled=spelled, thinking="keep")
+    _, _, tail = k.sample(TALK, cut)
+    delta = k.renderer.bridge(tail, [Message("user", "On.")])
+    assert k.text(delta.ids).startswith(f"{close}<|im_end|>\n<|im_start|>user\nOn.")
+
+
+def test_earlier_thinking_is_stripped_though_nobody_asked_in_the_last_messages(kit):
+    k = kit("thinking")
+    messages = [*TALK]
+    for n in range(6):
+        messages += [
+            Message("assistant", "", "I see.", tool_calls=[ToolCall(f"callabc{n:02d}", "f", {"x": "1"})]),
+            Message("tool", "ok", tool_call_id=f"callabc{n:02d}"),
+        ]
+    _, _, tail = k.sample(messages, "Done.", stop=k.id("<|im_end|>"), strippable=True)
+    assert "user" not in tail.roles
+    refused = k.renderer.bridge(tail, [Message("user", "On.")])
+    assert isinstance(refused, NoBridge)
+    assert "strips" in refused.detail

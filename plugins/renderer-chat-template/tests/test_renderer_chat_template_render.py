@@ -294,3 +294,56 @@ def test_a_reply_before_a_message_of_another_opener_ends_where_that_begins(kit):
     assert k.part(rendered, ACTION) == "\nDone."
     assert "Stop." in k.text(rendered.ids[slice(*rendered.spans[2])])
     assert "Stop." in k.part(rendered, OBSERVATION)
+
+
+def test_a_close_that_is_text_in_an_argument_ends_no_action(kit):
+    k = kit("chatml")
+    reply = Message("assistant", "", tool_calls=[ToolCall("callabc01", "f", {"x": "a<|im_end|>b"})])
+    rendered = k.renderer.render([Message("user", "Go."), reply, Message("user", "On.")])
+    expected = '<tool_call>\n{"name": "f", "arguments": {"x": "a<|im_end|>b"}}\n</tool_call><|im_end|>'
+    assert k.part(rendered, ACTION) == expected
+
+
+@pytest.mark.parametrize("mark", ["\U00100000", "\U0010fffd", "\U000f0001"])
+def test_private_use_characters_in_arguments_and_declarations_are_not_lost(kit, mark):
+    k = kit("chatml")
+    tools = [ToolSpec("f", f"d{mark}", {"type": "object", "properties": {"x": {"type": "string"}}})]
+    calls = [
+        ToolCall("callabc01", "f", {"x": f"a{mark}b"}),
+        ToolCall("callabc02", "f", {}, "bad", f"<tool_call>{mark}"),
+    ]
+    text = k.text(k.renderer.render([Message("user", "Go."), Message("assistant", "", tool_calls=calls)], tools).ids)
+    for held in (f"d{mark}", f"a{mark}b", f"<tool_call>{mark}"):
+        assert held in text
+
+
+def test_a_think_blocks_end_within_reasoning_is_text(kit):
+    k = kit("thinking")
+    reply = Message("assistant", "4", "a</think>b")
+    rendered = k.renderer.render([Message("user", "2+2?"), reply], generation=False)
+    assert "<think>\na</think>b\n</think>\n\n4" in k.text(rendered.ids)
+    assert rendered.ids.tolist().count(k.id("</think>")) == 1
+
+
+def test_blanks_at_the_ends_of_an_answer_are_observed_though_the_template_trims_replies(kit):
+    k = kit(
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '|' }}"
+        "{{- m.content | trim if m.role == 'assistant' else m.content }}{{- '<|im_end|>' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant|' }}{%- endif %}"
+    )
+    rendered = k.renderer.render([Message("user", " Go. "), Message("assistant", "\nyes\n"), Message("user", "\tOn.")])
+    assert k.part(rendered, OBSERVATION) == " Go. \tOn."
+
+
+def test_a_message_begins_at_its_own_opener_though_the_last_reply_is_written_otherwise(kit):
+    k = kit("thinking")
+    messages = [Message("user", "One."), Message("user", "Two."), Message("assistant", "3")]
+    rendered = k.renderer.render(messages, generation=False)
+    parts = [k.text(rendered.ids[a:b]) for a, b in rendered.spans]
+    assert parts[:2] == ["<|im_start|>user\nOne.<|im_end|>\n", "<|im_start|>user\nTwo.<|im_end|>\n"]
+
+
+def test_more_messages_than_can_be_told_apart_are_refused(kit):
+    messages = [Message("user", "x")] * 16384
+    with pytest.raises(EpisodeFailed, match="there are 16384 messages"):
+        kit("chatml").renderer.render(messages)

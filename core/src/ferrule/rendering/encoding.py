@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -172,6 +173,37 @@ class Encoder:
         # Decoders of such tokenizers drop the blank at the very start: give them something else to start from.
         text: str = self.backend.decode([self.ids_of[self._lead], *ids], skip_special_tokens=False)
         return text.removeprefix(self._lead)
+
+    def open_block(self, ids: Sequence[int], opened: Sequence[str] = ()) -> str:
+        """The tag of the block, thinking or a call, that *ids*, a generation prompt and a completion, leave open; else
+        ''. *opened*: what was open before them, where they do not show it.
+
+        A tag that is a token of the vocabulary counts only as that token, and within a block only its own end counts.
+        """
+        tags = self._tags(ids)
+        inside = THINK if "think" in opened and THINK not in tags and THINK_END not in tags else ""
+        for tag in tags:
+            if inside:
+                inside = "" if tag == (THINK_END if inside == THINK else CALL_END) else inside
+            elif tag in (THINK, CALL):
+                inside = tag
+        return inside
+
+    def _tags(self, ids: Sequence[int]) -> list[str]:
+        """The tags in *ids*, in order."""
+        spelled = [t for t in MARKUP if t not in self.ids_of]
+        out: list[str] = []
+        start = 0
+        for n, i in enumerate([*ids, -1]):
+            if n < len(ids) and i not in self.markup:
+                continue
+            if spelled and n > start:
+                text = self.decode(ids[start:n])
+                out += re.findall("|".join(map(re.escape, spelled)), text)
+            if n < len(ids):
+                out.append(self.control[i])
+            start = n + 1
+        return out
 
 
 def _runs(ids: Sequence[int], size: int) -> list[tuple[bool, list[int]]]:

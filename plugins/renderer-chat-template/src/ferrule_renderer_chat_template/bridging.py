@@ -189,9 +189,11 @@ class Bridging:
         """
         roles = list(tail.roles)
         if tail.index > len(roles) or not roles:
-            while roles and roles[0] != "user":
+            # Nobody asked among them: they are a long stretch of calls, which somebody asked for before.
+            first = "user" if "user" in roles else "assistant"
+            while roles and roles[0] != first:
                 roles.pop(0)
-            roles = roles or ["user"]
+            roles = roles if first == "user" else ["user", *roles]
         base: list[Message] = []
         for n, role in enumerate(roles):
             if role == "assistant":
@@ -294,13 +296,8 @@ class Bridging:
 
     def _blocks(self, tail: Tail) -> str:
         """Text that closes the blocks that a cut completion left open."""
-        ids = [int(i) for i in tail.ids]
-        tags = [self.encoder.control[i] for i in ids if i in self.encoder.markup]
-        if not tags:
-            text = self.encoder.decode(ids)
-            tags = sorted((t for t in MARKUP if t not in self.encoder.ids_of and t in text), key=text.rfind)
-        last = tags[-1] if tags else THINK if "think" in tail.opened else ""
-        return self.grammar.think_end if last == THINK else f"\n{CALL_END}" if last == CALL else ""
+        inside = self.encoder.open_block(tail.ids.tolist(), tail.opened)
+        return self.grammar.think_end if inside == THINK else f"\n{CALL_END}" if inside == CALL else ""
 
     def _edges(self, text: str, shape: Shape, spans: Sequence[Span], new: Sequence[Message], low: int) -> list[int]:
         """Where each new message begins, and where the last one ends."""

@@ -115,13 +115,15 @@ def learn(template: Template, encoder: Encoder, eos: Iterable[int]) -> Grammar:
             header = header[: common(header, history[len(start) : history.find(REPLY)])]
     openers = {}
     ordered = probe.text([user, reply, Message("system", NEXT)])
-    for role, text, word, before in (
-        ("user", followed, NEXT, last),
-        ("system", ordered, NEXT, last),
-        ("tool", answered, ANSWER, called),
+    for role, text, word, before, said in (
+        ("user", followed, NEXT, last, REPLY),
+        ("system", ordered, NEXT, last, REPLY),
+        ("tool", answered, ANSWER, called, ARGUMENT),
     ):
-        if text is not None and before is not None and text.startswith(before) and word in text[len(before) :]:
-            openers[role] = text[len(before) : text.find(word, len(before))]
+        # From the assistant's last word on: what stands before it, a template may write otherwise in the last message.
+        closed, both = _after(before, said), _between(text, said, word)
+        if closed is not None and both is not None and both.startswith(closed):
+            openers[role] = both[len(closed) :]
 
     two = attrs.evolve(
         call, tool_calls=(*call.tool_calls, attrs.evolve(call.tool_calls[0], id="callfq7cd", arguments={"value": NEXT}))

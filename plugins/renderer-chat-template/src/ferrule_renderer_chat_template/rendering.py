@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from ferrule import Encoder, Guard, Message, Rendered, TokenKind, ToolSpec, answer_order, token_kinds
 
-from .grammar import Grammar, opened
+from .grammar import THINK_END, Grammar, opened
 from .template import Located, Span, Template
 
 
@@ -45,12 +45,16 @@ class Rendering:
 
     def guards(self, messages: Sequence[Message], located: Located) -> list[Guard]:
         """Contents come from outside, and reasoning may hold anything: only an assistant's own markup is read as
-        control tokens.
+        control tokens. Reasoning ends at the first close, so a close within it was text.
         """
         out: list[Guard] = []
+        markup = self.encoder.markup
+        thought = markup - {self.encoder.ids_of.get(THINK_END, -1)}
         for message, content, reasoning in zip(messages, located.contents, located.reasonings, strict=True):
-            allowed = self.encoder.markup if message.role == "assistant" else frozenset[int]()
-            out += [(*span, allowed) for span in (reasoning, content) if span]
+            if content:
+                out.append((*content, markup if message.role == "assistant" else frozenset[int]()))
+            if reasoning:
+                out.append((*reasoning, thought))
         return sorted(out, key=lambda guard: guard[0])
 
     def _layout(self, messages: Sequence[Message], located: Located) -> tuple[list[int], list[Span | None]]:
@@ -64,6 +68,7 @@ class Rendering:
         low = 0
         # The start of the first content after each message.
         following = [end] * len(messages)
+        literal = frozenset(located.cuts)
         for i in range(len(messages) - 2, -1, -1):
             span = located.contents[i + 1]
             following[i] = min(span[0], following[i + 1]) if span else following[i + 1]
@@ -77,7 +82,7 @@ class Rendering:
             if message.role == "assistant":
                 start = self._sampled_from(text, messages[i - 1].role if i else "", low, begin, limit, end)
                 then = messages[i + 1].role if i + 1 < len(messages) else ""
-                action = start, self._sampled_to(text, max(after, start), max(after, following[i]), then)
+                action = start, self._sampled_to(text, max(after, start), max(after, following[i]), then, literal)
                 after = action[1]
             actions.append(action)
             low = max(low, after)
@@ -100,11 +105,12 @@ class Rendering:
             return max(low, limit - (len(text[:limit]) - len(text[:limit].rstrip())))
         return begin
 
-    def _sampled_to(self, text: str, low: int, high: int, then: str) -> int:
+    def _sampled_to(self, text: str, low: int, high: int, then: str, literal: Collection[int]) -> int:
         """Where it ended: behind the close, which stands before the next content at *high*, of a message of the role
-        *then*. Without one, where that message begins.
+        *then*. Without one, where that message begins. A close's text that is cut (*literal*) is text of a call.
         """
-        close = self._close.search(text, low, high) if self._close else None
+        found = self._close.finditer(text, low, high) if self._close else ()
+        close = next((match for match in found if match.start() + 1 not in literal), None)
         if close:
             return close.end()
         return max(low, self.grammar.boundary(text, low, high, then)) if then else max(low, high)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -67,6 +66,7 @@ class Marks:
 
 
 _MARKS = (Marks(0x100000), Marks(0xF0000))
+_MOST = 0xFFFD // 4
 
 
 class Template:
@@ -95,13 +95,13 @@ class Template:
         marks: Marks | None = None,
     ) -> str:
         """The text of messages in the template's own form; Refused where it raises."""
-        offered: Any = [t.to_openai() for t in tools] or None
-        if marks is not None and offered:
-            offered = self.encoder.literal(offered, marks.cut)
+        declared: Any = offered(tools) or None
+        if marks is not None and declared:
+            declared = self.encoder.literal(declared, marks.cut)
         try:
             rendered = self._render(
                 conversations=[list(wires)],
-                tools=offered,
+                tools=declared,
                 chat_template=self.source,
                 add_generation_prompt=generation,
                 **self.variables,
@@ -161,7 +161,11 @@ class Template:
         contents = [clean_text(m.content) for m in messages]
         reasonings = [clean_text(m.reasoning or "") if m.role == "assistant" else "" for m in messages]
         names = {c.id: c.name for m in messages for c in m.tool_calls}
-        everything = "".join(contents) + "".join(reasonings)
+        if len(messages) > _MOST:
+            raise Refused(f"there are {len(messages)} messages; the renderer can tell {_MOST} apart")
+        everything = "".join(
+            (*contents, *reasonings, *_called(messages), json.dumps(offered(tools), ensure_ascii=False))
+        )
         marks = next((m for m in _MARKS if not m.any.search(everything)), None)
         if marks is None:
             raise Refused(
@@ -170,18 +174,22 @@ class Template:
 
         frames = [self._frame(m, marks.cut, names) for m in messages]
 
-        def wires(mark: Callable[[str, int], str]) -> list[dict[str, Any]]:
+        def wires(mark: Callable[[str, int, bool], str]) -> list[dict[str, Any]]:
             return [
-                self._filled(frame, mark(content, 2 * i), mark(reasoning, 2 * i + 1))
+                self._filled(frame, mark(content, 2 * i, said), mark(reasoning, 2 * i + 1, said))
                 for i, (frame, content, reasoning) in enumerate(zip(frames, contents, reasonings, strict=True))
+                for said in (frame["role"] == "assistant",)
             ]
 
-        plain, _, cuts = marks.strip(self.text(wires(lambda text, _: text), tools, generation, marks))
+        plain, _, cuts = marks.strip(self.text(wires(lambda text, *_: text), tools, generation, marks))
         places: dict[int, int] = {}
-        for inner in (False, True):
-            # Marks around the whole content first; where the template trims it, around what is not blank.
+        for trims in ((False, False), (False, True), (True, True)):
+            # Marks around the whole content first; where the template trims it (some trim what the assistant said
+            # alone), around what is not blank.
             try:
-                marked = self.text(wires(partial(marks.around, inner=inner)), tools, generation, marks)
+                marked = self.text(
+                    wires(lambda text, n, said, t=trims: marks.around(text, n, inner=t[said])), tools, generation, marks
+                )
             except Refused:
                 continue
             text, places, _ = marks.strip(marked)
@@ -236,6 +244,18 @@ class Template:
         if hidden and not self._warned:
             self._warned = True
             log.warning("tools_not_shown", tools=hidden, detail="the chat template leaves out the tools it is given")
+
+
+def offered(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """The declarations as templates take them."""
+    return [tool.to_openai() for tool in tools]
+
+
+def _called(messages: Sequence[Message]) -> Iterator[str]:
+    """All text of the messages' calls."""
+    for message in messages:
+        for call in message.tool_calls:
+            yield from (call.name, call.raw or "", json.dumps(dict(call.arguments), ensure_ascii=False))
 
 
 def _span(places: Mapping[int, int], number: int) -> Span | None:

@@ -262,40 +262,5 @@ class Rendering:
 
     def _unclosed(self, tail: Tail) -> str:
         """Text that closes the block which the completion left open."""
-        inside = ""
-        for tag in self._tags(tail):
-            if inside:
-                inside = "" if tag == (THINK_END if inside == THINK else CALL_END) else inside
-            elif tag in (THINK, CALL):
-                inside = tag
+        inside = self.encoder.open_block(tail.ids.tolist(), tail.opened)
         return THINK_CLOSE if inside == THINK else f"\n{CALL_END}" if inside == CALL else ""
-
-    def _tags(self, tail: Tail) -> list[str]:
-        """The tags in the generation prompt and the completion, in order: a tag that is a token of the vocabulary
-        counts only as that token.
-        """
-        ids = [int(i) for i in tail.ids]
-        spelled = [t for t in MARKUP if t not in self.encoder.ids_of]
-        out: list[str] = []
-        start = 0
-        for n, i in enumerate([*ids, -1]):
-            if n < len(ids) and i not in self.markup:
-                continue
-            if spelled and n > start:
-                text = self.encoder.decode(ids[start:n])
-                found = sorted((at, t) for t in spelled for at in _places(text, t))
-                out += [t for _, t in found]
-            if n < len(ids):
-                out.append(self.encoder.control[i])
-            start = n + 1
-        if THINK in tail.opened and THINK not in out and THINK_END not in out:
-            out.insert(0, THINK)
-        return out
-
-
-def _places(text: str, tag: str) -> list[int]:
-    out, at = [], text.find(tag)
-    while at >= 0:
-        out.append(at)
-        at = text.find(tag, at + 1)
-    return out
