@@ -106,7 +106,7 @@ def learn(cookbook: Cookbook) -> Learned:
         raise Refused(f"{cookbook.name!r} does not render message by message, so its tokens cannot be told apart")
     prompts = {"user": _after(first)}
     stops, text_stops = _stops(cookbook)
-    call = Message("assistant", "", tool_calls=(CALLED,))
+    call = Message("assistant", "", tool_calls=(CALLED,))  # type: ignore[arg-type]  # the converter's
     answer = Message("tool", ANSWER, tool_call_id=CALLED.id, name=CALLED.name)
     called = _try(cookbook, [user, call, answer])
     writes_calls = called is not None and KINDS + ARGUMENT in called.slots
@@ -196,8 +196,8 @@ def _fills(cookbook: Cookbook, user: Message, stops: tuple[int, ...]) -> bool:
     for fills in (True, False):
         cookbook.fills = fills
         laid = _try(cookbook, [user, Message("assistant", ""), user])
-        own = laid.ids[laid.owners == 1] if laid is not None else ()
-        ends.append(len(own) > 0 and int(own[-1]) in stops)
+        own: list[int] = laid.ids[laid.owners == 1].tolist() if laid is not None else []
+        ends.append(own[-1:] != [] and own[-1] in stops)
     return ends == [True, False]
 
 

@@ -97,6 +97,7 @@ def _reread(parsed: Parsed, form: CallForm, tools: Sequence[ToolSpec]) -> Parsed
         if call_id in taken:
             call_id = call.id
         taken.add(call_id)
+        error: str | None
         if not whole:
             error = (call.error or "").replace(CALL_END, form.end)
             calls.append(ToolCall(call_id, name, {}, error, own))
@@ -108,7 +109,7 @@ def _reread(parsed: Parsed, form: CallForm, tools: Sequence[ToolSpec]) -> Parsed
                 problems[place] = attrs.evolve(problems[place], text=own, message=error)
             else:
                 del problems[place]
-    message = attrs.evolve(parsed.message, tool_calls=tuple(calls))
+    message = attrs.evolve(parsed.message, tool_calls=tuple(calls))  # type: ignore[arg-type]  # the converter's
     status = "ok" if parsed.status == "malformed" and not problems else parsed.status
     return Parsed(message, cast("Any", status), parsed.closed, tuple(problems))
 
@@ -197,7 +198,7 @@ class Foreign:
         for stop in self.learned.text_stops:
             if stop in self.text:
                 self._problem(self.text[self.text.index(stop) :], f"the reply goes on after {stop!r}, which ends it")
-        message = Message("assistant", content, reasoning, tool_calls=tuple(calls))
+        message = Message("assistant", content, reasoning, tuple(calls))  # type: ignore[arg-type]  # the converter's
         status: Literal["ok", "malformed", "truncated"] = (
             "truncated" if not self.stopped else "malformed" if self.problems else "ok"
         )
