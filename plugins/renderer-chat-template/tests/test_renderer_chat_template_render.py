@@ -347,3 +347,11 @@ def test_more_messages_than_can_be_told_apart_are_refused(kit):
     messages = [Message("user", "x")] * 16384
     with pytest.raises(EpisodeFailed, match="there are 16384 messages"):
         kit("chatml").renderer.render(messages)
+
+
+def test_a_template_that_shows_only_the_first_of_several_calls_refuses_them(kit):
+    k = kit("first_call")
+    calls = (ToolCall("a", "look", {"at": "one"}), ToolCall("b", "look", {"at": "two"}))
+    k.renderer.render([Message("user", "u"), Message("assistant", "", tool_calls=calls[:1])])
+    with pytest.raises(EpisodeFailed, match=r"shows only the first of the calls in message 1 \(assistant\)"):
+        k.renderer.render([Message("user", "u"), Message("assistant", "", tool_calls=calls)])

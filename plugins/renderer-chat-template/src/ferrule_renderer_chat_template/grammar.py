@@ -129,6 +129,7 @@ def learn(template: Template, encoder: Encoder, eos: Iterable[int]) -> Grammar:
         call, tool_calls=(*call.tool_calls, attrs.evolve(call.tool_calls[0], id="callfq7cd", arguments={"value": NEXT}))
     )
     both = probe.text([user, two], tools=(PROBE_TOOL,))
+    template.one_call = both is not None and ARGUMENT in both and NEXT not in both
     markup = (
         frozenset(encoder.encode(both[both.find(ARGUMENT) + len(ARGUMENT) : both.rfind(NEXT)]))
         if both and NEXT in both
@@ -161,6 +162,10 @@ def _settle(template: Template, probe: _Prober, user: Message, call: Message) ->
         again = probe.text([user, call], tools=(PROBE_TOOL,))
         template.arguments_text = again is not None and ARGUMENT in again
     thought = probe.text([user, Message("assistant", REPLY, REASON)])
+    for name in ("thinking", "reasoning"):
+        if thought is None or REASON not in thought:
+            template.reasoning_key = name
+            thought = probe.text([user, Message("assistant", REPLY, REASON)])
     template.reasoning_field = thought is not None and REASON in thought
 
 

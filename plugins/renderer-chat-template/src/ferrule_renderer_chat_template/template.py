@@ -74,7 +74,9 @@ class Template:
 
     content_parts    contents are lists of text parts
     arguments_text   a call's arguments are JSON text; else an object
-    reasoning_field  reasoning is read from its own field; else it is written into the content, between think tags
+    reasoning_field  reasoning is read from its own field, called reasoning_key; else it is written into the content,
+                     between think tags
+    one_call         of several calls in one message only the first is shown
     """
 
     def __init__(self, source: str, specials: Mapping[str, Any], args: Mapping[str, Any], encoder: Encoder) -> None:
@@ -85,6 +87,8 @@ class Template:
         self.content_parts = False
         self.arguments_text = False
         self.reasoning_field = True
+        self.reasoning_key = "reasoning_content"
+        self.one_call = False
         self._warned = False
 
     def text(
@@ -137,7 +141,7 @@ class Template:
         raws = out.pop("raws")
         if out["role"] == "assistant" and reasoning:
             if self.reasoning_field:
-                out["reasoning_content"] = reasoning
+                out[self.reasoning_key] = reasoning
             else:
                 content = f"<think>\n{reasoning}\n</think>\n\n{content}"
         if raws:
@@ -234,6 +238,8 @@ class Template:
             if message.role != "assistant":
                 at = span[1] if span and not (i == 0 and message.role == "system") else at
                 continue
+            if self.one_call and sum(call.error is None for call in message.tool_calls) > 1:
+                raise Refused(f"the template shows only the first of the calls in message {i} (assistant)")
             for call in message.tool_calls:
                 if call.error is None and text.find(call.name, at) < 0:
                     raise Refused(f"the template drops the call of {call.name!r} in message {i} (assistant)")
