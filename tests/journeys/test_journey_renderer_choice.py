@@ -1,4 +1,6 @@
-"""``ferrule explain`` on a real tokenizer: which renderer ``auto`` came to, why, and what thinking costs."""
+"""``ferrule explain`` and a run's header on a real tokenizer: which renderer ``auto`` came to, why, and what thinking
+costs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
+
+from ferrule.config import load
+from ferrule.training.parts import Parts, facts
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +56,28 @@ def test_a_model_that_nobody_is_written_for_is_a_loud_guess(qwen3) -> None:
     sets = (f"model.tokenizer={qwen3}", "renderer.use=auto", "model.id=acme/new-model")
     assert explain(*sets)["guess"] is True
     assert "WARNING: this is a guess" in explain(*sets, as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "thinking", "cost"),
+    [
+        ("Qwen/Qwen3-8B", "template", "(3 replies with reasoning are 3 rows"),
+        ("Qwen/Qwen3-8B", "keep", ""),
+        ("acme/new-model", "template", "(3 replies with reasoning are 3 rows"),
+    ],
+)
+async def test_the_header_of_a_run_says_what_thinking_costs_and_a_guess_is_warned_of(
+    qwen3, model, thinking, cost
+) -> None:
+    sets = [f"model.tokenizer={qwen3}", "renderer.use=auto", f"model.id={model}", f"renderer.thinking={thinking}"]
+    with structlog.testing.capture_logs() as logs:
+        structlog.configure(processors=structlog.get_config()["processors"])
+        parts = Parts.build(load(ROOT / "contrib/gridsim/train.toml", sets), train=True)
+    structlog.reset_defaults()
+    parts.trainer.vocab_size = parts.renderer.vocab_size  # which it knows once it is started
+    said = dict(await facts(parts, "runs/one", []))["renderer"]
+    assert f"(auto: {parts.loaded.config.renderer.why})" in said
+    assert cost in said
+    assert ("rows" in said) == bool(cost)
+    warned = [entry["renderer"] for entry in logs if entry["event"] == "renderer_guessed"]
+    assert warned == (["chat_template"] if model.startswith("acme") else [])

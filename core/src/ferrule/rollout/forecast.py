@@ -51,7 +51,7 @@ async def forecast(renderer: Renderer, *, tools: bool = True) -> Forecast:
     """Play the sample conversation as *renderer* has it. Raises EpisodeFailed where it refuses the sample."""
     offered = (_TOOL,) if tools else ()
     script = _Script()
-    session = Session(renderer, script)
+    session = Session(renderer, script, name="forecast", key="forecast")
     params = SamplingParams(max_tokens=1 << 20, stop_ids=renderer.stop_ids)
     history: list[Message] = [Message("system", "You answer from the documents.")]
 

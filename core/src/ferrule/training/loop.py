@@ -183,7 +183,7 @@ async def _under_way(
         told = True
         parts.observers.call("run_started", run=info, config=redacted(loaded.raw))
         player = await parts.start(info)
-        reporter.header(facts(parts, str(store.dir), manifest(loaded)["plugins"]))
+        reporter.header(await facts(parts, str(store.dir), manifest(loaded)["plugins"]))
         if position.checkpoint is not None:
             await parts.trainer.restore(position.checkpoint)  # type: ignore[union-attr]
         run = Run(parts, player, store, info, position, reporter, stop)

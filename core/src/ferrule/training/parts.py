@@ -12,7 +12,7 @@ from ..errors import FerruleError
 from ..kinds import Advantage, AuxLoss, Harness, Renderer, SandboxBackend, Task, Taskset, Trainer
 from ..logs import get_logger
 from ..plugins import Observers
-from ..rollout import Player
+from ..rollout import Player, forecast
 
 if TYPE_CHECKING:
     from ..config import Loaded
@@ -106,8 +106,8 @@ class Parts:
         return tasks
 
 
-def _renderer(parts: Parts) -> str:
-    """Which renderer, why, and what it does with thinking."""
+async def _renderer(parts: Parts) -> str:
+    """Which renderer, why, what it does with thinking and what that costs."""
     use = parts.loaded.config.renderer
     if use is None or parts.renderer is None:
         return ""
@@ -117,11 +117,26 @@ def _renderer(parts: Parts) -> str:
         "keep": "earlier thinking kept in view",
         "strip": "earlier thinking not shown again",
     }[use.config.thinking]
-    rows = "" if parts.renderer.extends else ", every message a row of its own: it extends no history"
+    if parts.renderer.extends:
+        rows = await _cost(parts.renderer)
+    else:
+        rows = ", every message a row of its own: it extends no history"
     return f"{use.label}{why}, {thinking}{rows}"
 
 
-def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+async def _cost(renderer: Renderer) -> str:
+    """How many rows a sample of replies with reasoning takes, where it is more than one."""
+    try:
+        sample = await forecast(renderer, tools=False)  # tools that a template leaves out would be warned of
+    except Exception as error:
+        log.debug("no_forecast", renderer=renderer.name, error=f"{type(error).__name__}: {error}")
+        return ""
+    if sample.rows <= 1:
+        return ""
+    return f" ({sample.steps} replies with reasoning are {sample.rows} rows; `ferrule explain` prices each choice)"
+
+
+async def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What is really enforced in this run, for its header."""
     config = parts.loaded.config
     rollout, sampling = config.rollout, config.sampling
@@ -140,7 +155,7 @@ def facts(parts: Parts, folder: str, plugins: Sequence[Mapping[str, Any]]) -> li
     if parts.trainer is not None:
         found += [
             ("trainer", f"{parts.trainer.name}, vocabulary of {parts.trainer.vocab_size}"),
-            ("renderer", _renderer(parts)),
+            ("renderer", await _renderer(parts)),
             (
                 "sampling",
                 f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k or 'off'}, "
