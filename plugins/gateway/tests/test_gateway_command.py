@@ -80,7 +80,7 @@ async def run(tmp_path: Path):
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "FERRULE_LOG": "debug"},
+            env={**os.environ, "FERRULE_LOG": "debug", "TMPDIR": str(tmp_path)},
         )
         out = Running(process)
         running.append(process)
