@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ferrule_gateway import Gateway
+
+from ferrule.config import load
+from ferrule.training import train
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "programs.md"
@@ -119,3 +123,36 @@ def test_the_same_samples_through_a_program_and_through_the_tool_loop_are_the_sa
     steps = [step for episode in loop.values() for step in episode["trajectories"][0]["steps"]]
     assert sum(bool(step["message"].get("tool_calls")) for step in steps) >= 4
     assert len(steps) > len(loop), "some episodes have several turns"
+
+
+async def test_programs_their_gateway_and_the_rows_of_demonstrations_use_the_one_renderer_of_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    less = {f"sft.{name}": 1 for name in ("min_steps", "max_steps", "round_steps")}
+    less |= {"sft.demonstrations": 8, "sft.batch_size": 4, "train.tasks_per_step": 1, "sampling.max_tokens": 24}
+    loaded = load(folder / "program.toml", [f"{key}={json.dumps(value)}" for key, value in (SMALL | less).items()])
+    cls = loaded.config.renderer.cls
+    made: list[int] = []
+    users: dict[str, set[int]] = {}
+
+    def watch(owner: type, name: str, who: Any) -> None:
+        method = getattr(owner, name)
+
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if owner is cls and name == "__init__":
+                made.append(id(self))
+            else:
+                users.setdefault(f"{owner.__name__}.{name}", set()).add(id(who(self, kwargs)))
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in ("__init__", "render", "bridge", "parse", "supervised"):
+        watch(cls, name, lambda self, kwargs: self)
+    watch(Gateway, "__init__", lambda self, kwargs: kwargs["renderer"])
+    summary = await train(loaded)
+    assert summary.status == "done"
+    assert len(made) == 1
+    seen = {name.rpartition(".")[2] if name != "Gateway.__init__" else "gateway" for name in users}
+    assert seen >= {"render", "parse", "supervised", "gateway"}
+    assert set.union(*users.values()) == set(made)

@@ -285,6 +285,22 @@ async def test_a_remote_host_that_is_meant_is_warned_of(run, stub) -> None:
     assert "warning: 0.0.0.0 can be reached from elsewhere" in err
 
 
+async def test_a_renderer_that_is_a_guess_is_warned_of(run, stub) -> None:
+    upstream = await stub(answer)
+    folder = byte_tokenizer(["<|im_start|>", "<|im_end|>"], template="qwen3", eos="<|im_end|>")
+    config = CONFIG.replace('"chatml"\nfamily = "qwen3"', '"auto"')
+    config = config.replace('tokenizer = "{tokenizer}"', f'id = "acme/new-model"\ntokenizer = "{folder}"')
+    running = await run(upstream.url, config=config, wait=False)
+    while "trajectory" not in await running.line():
+        pass
+    running.process.send_signal(signal.SIGINT)
+    code, out, err = await running.ended()
+    assert code == 0
+    assert "renderer chat_template (none is written for acme/new-model" in out
+    assert "thinking: template" in out
+    assert "renderer_guessed" in err
+
+
 async def test_a_trainer_in_the_same_process_serves_too(run, tmp_path) -> None:
     config = """
 [renderer]

@@ -511,6 +511,20 @@ async def test_the_programs_environment_is_what_the_configuration_says(stage, mo
         assert each["FERRULE_SESSION"].startswith("rooms-0-")
 
 
+async def test_the_sampling_of_the_run_holds_whatever_a_request_asks_for(stage) -> None:
+    text = """
+    body = {"model": "policy", "messages": hi, "temperature": 0.0, "top_p": 0.5, "max_tokens": 1, "stop": "<|im_end|>"}
+    status, out = send(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+    assert out["choices"][0]["message"]["content"] == "as long as it likes", out
+    """
+    player = stage.player(stage.program(text), [said("as long as it likes")])
+    player.sampling = ferrule.SamplingParams(temperature=1.5, max_tokens=100)
+    episode = await player.play(Rooms())
+    assert episode.failure is None, episode.error
+    (params,) = stage.sampler.params
+    assert (params.temperature, params.top_p, params.max_tokens) == (1.5, 1.0, 100)
+
+
 async def test_a_flood_of_output_is_bounded(stage) -> None:
     text = """
     ask(hi)

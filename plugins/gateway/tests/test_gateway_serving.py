@@ -243,8 +243,11 @@ async def test_a_busy_port_is_a_named_error_at_once_and_port_0_picks_one(rendere
     await again.stop()
 
 
-async def test_a_host_that_others_can_reach_must_be_meant(renderer) -> None:
-    gateway = Gateway(renderer=renderer, sampler=None, options=GatewayOptions(host="0.0.0.0"))
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.0.2.1", "127.0.0.1.example.org", "localhost.example.org", "::1:2"]
+)
+async def test_a_host_that_others_can_reach_must_be_meant(renderer, host) -> None:
+    gateway = Gateway(renderer=renderer, sampler=None, options=GatewayOptions(host=host))
     with pytest.raises(ferrule.FerruleError, match="allow_remote"):
         await gateway.start()
 

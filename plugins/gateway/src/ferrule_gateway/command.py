@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ferrule import FerruleError, RunInfo, Sampler, load_config
+from ferrule import FerruleError, RunInfo, Sampler, get_logger, load_config
 
 if TYPE_CHECKING:
     from .config import GatewayConfig
     from .server import Gateway
+
+log = get_logger("ferrule_gateway")
 
 GRACE = 30.0
 
@@ -81,6 +83,8 @@ async def _serve(config: GatewayConfig, folder: Path, token_file: Path | None, a
     from .status import Status
 
     async with AsyncExitStack() as stack:
+        if config.renderer.guess:
+            log.warning("renderer_guessed", renderer=config.renderer.label, why=config.renderer.why)
         renderer = config.renderer.make(config.model)
         sampler, vocab_size = await _sampler(config, folder, stack)
         gateway = Gateway(
@@ -154,7 +158,7 @@ def _introduce(gateway: Gateway, config: GatewayConfig, token_file: Path | None)
     why = f" ({config.renderer.why})" if config.renderer.why else ""
     lines = [
         f"serving {gateway.model} at {gateway.url}",
-        f"renderer {gateway.renderer.name}{why}",
+        f"renderer {gateway.renderer.name}{why}, thinking: {config.renderer.config.thinking}",
         f"captured turns: {gateway.store.root if gateway.store else 'in memory, until their session is deleted'}",
         "",
         "# a session, and a client pointed at it:",

@@ -36,6 +36,8 @@ from ferrule import (
     settle,
 )
 
+from .hosts import is_loopback
+
 if TYPE_CHECKING:
     from .play import EpisodeSource
     from .server import Gateway
@@ -44,8 +46,6 @@ log = get_logger("ferrule.gateway")
 
 MARK = "FERRULE_PROGRAM"
 """The environment variable that marks an episode's processes, so that all of them are found at its end."""
-
-LOOPBACK = ("127.", "localhost", "::1")
 
 KEPT = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
 """What a program is given of the run's environment where it inherits nothing else."""
@@ -89,7 +89,7 @@ class Program(Harness, name="program"):
     def __init__(self, config: Any) -> None:
         """Raises FerruleError where there is no such program, or the gateway would be open to others unasked."""
         super().__init__(config)
-        if not config.host.startswith(LOOPBACK) and not config.allow_remote:
+        if not is_loopback(config.host) and not config.allow_remote:
             raise FerruleError(
                 f"harness.host = {config.host!r} can be reached from elsewhere: set harness.allow_remote = true where "
                 "that is meant"

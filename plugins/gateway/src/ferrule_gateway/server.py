@@ -22,6 +22,7 @@ from ferrule import FerruleError, Renderer, Reply, Sampler, SamplingParams, get_
 from . import checks
 from .app import make_app
 from .errors import NO_RETRY, WireError, bad
+from .hosts import is_loopback
 from .http import HttpSampler
 from .sessions import Counters, GatewaySession
 from .source import SessionSource, Source
@@ -30,7 +31,6 @@ from .wire import Sampling, forced_sampling
 
 log = get_logger("ferrule_gateway")
 
-LOOPBACK = ("127.", "localhost", "::1")
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than what clients' pools do, or they would write into closed ones."""
 
@@ -100,7 +100,7 @@ class Gateway:
         ``allow_remote`` is not set.
         """
         options = self.options
-        if not options.host.startswith(LOOPBACK) and not options.allow_remote:
+        if not is_loopback(options.host) and not options.allow_remote:
             raise FerruleError(
                 f"gateway.host = {options.host!r} can be reached from elsewhere: set gateway.allow_remote = true where "
                 "that is meant"

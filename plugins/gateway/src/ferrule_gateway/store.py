@@ -7,6 +7,7 @@ when the file is read.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -62,7 +63,12 @@ class Store:
             segment = segments[step["segment"]]
             for name, values in line["tokens"].items():
                 segment[name][start:] = values
-            steps = [each for each in steps if each["segment"] != step["segment"] or each["stop"] <= start]
+            # By where it began too: a completion without a token ends where the one in its place begins.
+            steps = [
+                each
+                for each in steps
+                if each["segment"] != step["segment"] or (each["stop"] <= start and each["start"] < step["start"])
+            ]
             steps.append(step)
         return {"segments": segments, "steps": steps}
 
@@ -81,17 +87,25 @@ class Writer:
     """The file of an open session."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL, 0o600)
         self._lengths: dict[int, int] = {}
-        self._write(dict(facts))
+        try:
+            self._write(dict(facts))
+        except FerruleError:
+            self.close()
+            path.unlink()
+            raise
 
     def turn(self, trajectory: Trajectory) -> None:
-        """Append what the last step of *trajectory* added."""
+        """Append what the last step of *trajectory* added. FerruleError where it cannot be written, the file being as
+        it was.
+        """
         step = trajectory.steps[-1]
         start = min(self._lengths.get(step.segment_index, 0), step.start)
-        self._lengths[step.segment_index] = step.stop
         tokens = segment_body(step.segment, start, step.stop)
         self._write({"from": start, "tokens": tokens, "step": step_body(step)})
+        self._lengths[step.segment_index] = step.stop
 
     def close(self) -> None:
         if self._file >= 0:
@@ -99,5 +113,13 @@ class Writer:
             self._file = -1
 
     def _write(self, data: Any) -> None:
-        if self._file >= 0:
-            os.write(self._file, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+        if self._file < 0:
+            return
+        line = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        size = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self._file, size)  # half a line would take the next one with it
+            raise FerruleError(f"the turn cannot be written to {self._path}: {error.strerror}") from error
