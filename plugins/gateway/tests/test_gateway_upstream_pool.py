@@ -68,6 +68,20 @@ async def test_an_upstream_with_three_strikes_is_passed_over_until_it_answers_ag
     assert upstreams[0].requests
 
 
+async def test_an_upstream_that_hangs_keeps_no_other_from_being_checked(serve, stub) -> None:
+    async def hang(reader, writer) -> None:
+        await asyncio.sleep(3600)
+
+    silent = await asyncio.start_server(hang, "127.0.0.1", 0)
+    alive = await stub(answer)
+    urls = [alive.url, f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"]
+    await serve(sampler=HttpSampler(UpstreamOptions(urls, check_every=0.05)))
+    async with asyncio.timeout(10):
+        while alive.checks < 5:
+            await asyncio.sleep(0.02)
+    silent.close()
+
+
 async def test_the_upstreams_key_comes_from_the_environment_and_is_in_no_log_and_no_error(
     serve, stub, monkeypatch, caplog
 ) -> None:

@@ -268,6 +268,8 @@ async def test_an_unknown_session_is_not_found_and_one_that_is_not_named_is_requ
     for method, path in [
         ("POST", "/s/none/v1/chat/completions"),
         ("POST", "/s/none/v1/completions"),
+        ("GET", "/s/none/v1/models"),
+        ("GET", "/s/none/play/turn"),
         ("GET", "/sessions/none"),
         ("GET", "/sessions/none/trajectory"),
         ("DELETE", "/sessions/none"),

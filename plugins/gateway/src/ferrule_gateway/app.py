@@ -126,6 +126,8 @@ class Api:
         await self._send(call, asked, out, replies.completion_events)
 
     async def models(self, call: Call) -> None:
+        if "id" in call.scope["path_params"]:
+            self._session(call, serving=False)
         data = [{"id": self.gateway.model, "object": "model", "created": 0, "owned_by": "ferrule"}]
         await call.answer.json(200, {"object": "list", "data": data})
 

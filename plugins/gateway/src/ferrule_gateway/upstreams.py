@@ -60,10 +60,17 @@ class Pool:
         return max(able or self.upstreams, key=lambda each: hashlib.blake2b(f"{key}\0{each.url}".encode()).digest())
 
     async def watch(self, http: aiohttp.ClientSession) -> None:
-        """Check for ever."""
+        """Check for ever, each by itself: one that hangs keeps no other from being checked."""
+        await asyncio.gather(*(self._watch(http, each) for each in self.upstreams))
+
+    async def _watch(self, http: aiohttp.ClientSession, upstream: Upstream) -> None:
+        clock = asyncio.get_running_loop().time
+        took = 0.0
         while True:
-            await asyncio.sleep(self._every)
-            await asyncio.gather(*(self._check(http, each) for each in self.upstreams))
+            await asyncio.sleep(max(0.0, self._every - took))
+            began = clock()
+            await self._check(http, upstream)
+            took = clock() - began
 
     async def _check(self, http: aiohttp.ClientSession, upstream: Upstream) -> None:
         try:
