@@ -79,3 +79,38 @@ def test_answers_are_paired_with_their_calls_by_id():
     assert answer_order([Message("user", "u"), asked, *answers, Message("user", "v")]) == [0, 1, 3, 2, 4]
     stray = Message("tool", "of nobody", tool_call_id="z")
     assert answer_order([asked, answers[0], stray]) == [0, 1, 2]
+
+
+def typed(schema, text):
+    tool = ToolSpec("f", parameters={"type": "object", "properties": {"x": schema}})
+    call, problem = read_call(f'{{"name": "f", "arguments": {{"x": {text}}}}}', (tool,), "c1", "")
+    return problem or call.arguments["x"]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"allOf": 5}, {"enum": 5}, {"anyOf": 5}, {"type": 5}, {"type": "any"}, {"enum": "ab"}]
+)
+def test_a_schema_that_cannot_be_understood_says_nothing_of_types(schema):
+    assert typed(schema, "7") == 7
+    assert typed(schema, '"seven"') == "seven"
+
+
+def test_nullable_adds_null_to_the_types():
+    assert typed({"type": "integer", "nullable": True}, "null") is None
+    assert typed({"type": "integer", "nullable": True}, "7.0") == 7
+    assert "must be an integer, got" in typed({"type": "integer"}, "null")
+
+
+@pytest.mark.parametrize("text", ["1e400", "[1, -1e999]", '{"a": [{"b": 1e400}]}'])
+def test_a_number_that_json_cannot_write_back_is_an_error(text):
+    assert typed({}, text) == "a number in the call is too large"
+
+
+def test_a_number_too_large_is_the_text_that_it_was_for_a_string():
+    assert typed({"type": "string"}, "1e400") == "1e400"
+
+
+@pytest.mark.parametrize("levels", [150, 900, 100_000])
+def test_arguments_nested_beyond_all_use_are_an_error(levels):
+    assert typed({}, "[" * levels + "]" * levels) == "the call is nested too deeply"
+    assert typed({}, "[" * 90 + "]" * 90) != "the call is nested too deeply"

@@ -69,3 +69,55 @@ def test_no_ids_make_the_parser_raise(encoder):
         parsed = parser.parse(ids, (), ("think",) if ids and ids[0] % 2 else ())
         assert parsed.message.role == "assistant"
         assert all(0 <= p.span[0] < p.span[1] <= len(ids) for p in parsed.problems)
+
+
+@pytest.fixture(scope="module")
+def spelling():
+    """An encoder whose vocabulary has no tags: they are spelled, byte by byte."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_tokens([tokenizers.AddedToken("<|im_end|>", special=True, normalized=False)])
+    return Encoder(backend)
+
+
+def test_spelled_tags_have_the_spans_of_their_tokens_whatever_stands_around(spelling):
+    parser = ReplyParser(spelling, frozenset({spelling.ids_of["<|im_end|>"]}))
+    before, call, after = "é日</think>🙂", "<tool_call>{é]</tool_call>", "日<|im_end|>"
+    ids = spelling.encode(before + call + after)
+    parsed = parser.parse(ids, (), ("think",))
+    (problem,) = parsed.problems
+    start = len(spelling.encode(before))
+    assert problem.span == (start, start + len(spelling.encode(call)))
+    cut = ids[: start - 1]  # the last character lacks its last byte
+    assert parser.parse(cut, (), ("think",)).message.reasoning == "é日"
+
+
+@pytest.mark.parametrize("unit", ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_call></tool_call>"])
+def test_a_reply_of_nothing_but_spelled_tags_costs_what_its_length_costs(spelling, unit):
+    parser = ReplyParser(spelling, frozenset())
+    decoded = []
+    decode, spelling.decode = spelling.decode, lambda ids: decoded.append(len(ids)) or decode(ids)
+    try:
+        ids = spelling.encode(unit * 500)
+        parser.parse(ids, (), ())
+    finally:
+        del spelling.decode
+    assert sum(decoded) < 3 * len(ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "left"),
+    [
+        ("<think>a<tool_call>b", (), "<think>"),
+        ("<think>a</think><tool_call>b<think>", (), "<tool_call>"),
+        ("<think>a<tool_call></think>b", (), ""),
+        ("<tool_call>b</tool_call>", (), ""),
+        ("a", ("think",), "<think>"),
+        ("a</think>b", ("think",), ""),
+    ],
+)
+def test_the_block_left_open_is_the_outer_one_be_tags_tokens_or_spelled(encoder, spelling, text, opened, left):
+    for each in (encoder, spelling):
+        assert each.open_block(each.encode(text), opened) == left

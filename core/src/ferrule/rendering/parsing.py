@@ -7,7 +7,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, Literal
 
 from ..data import Message, ToolCall, ToolSpec
@@ -20,7 +22,10 @@ Piece = tuple[str, str, int, int]
 
 _FUNCTION = re.compile(r"<function=([^>\n]*)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
+_REST = re.compile(r"\s*\Z")
 _ENDS = re.compile(r"</parameter>(?=\s*(?:<parameter=|\Z))")
+_DEEPEST = 100
+"""Levels of lists and objects that a call's arguments may have: what Python's json can write wherever it is called from."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -60,18 +65,38 @@ class ReplyParser:
         if len(parts) == 1:
             out.append(("", text, start, stop))
             return
-        done, low = "", start
+        ends = self._ends(ids[start:stop], len(text))
+        done, low, high = 0, start, stop
         for n, part in enumerate(parts):
             if not part:
                 continue
-            done += part
-            # The token at which this part's last character is complete; a token may hold the end of one and the start
-            # of the next.
-            high = low
-            while high < stop and len(self.encoder.decode(ids[start:high])) < len(done):
-                high += 1
+            done += len(part)
+            if ends is not None:
+                # The token at which this part's last character is complete; it may hold the start of the next part too.
+                high = start + bisect_left(ends, done) + 1
             out.append((part if n % 2 else "", part, low, high))
-            low = max(start, high - (high > start and len(self.encoder.decode(ids[start:high])) > len(done)))
+            if ends is not None:
+                low = high - (ends[high - 1 - start] > done)
+
+    def _ends(self, ids: Sequence[int], length: int) -> list[int] | None:
+        """How many characters of the text of *ids*, *length* in all, are complete after each token; None where this
+        tokenizer's texts do not add up.
+
+        Tokens are decoded one by one, but for those that hold pieces of characters: a run of these is decoded as one.
+        """
+        texts = {i: self.encoder.decode([i]) for i in set(ids)}
+        ends: list[int] = []
+        total = at = 0
+        while at < len(ids):
+            stop = at + 1
+            if "\ufffd" in texts[ids[at]]:
+                while stop < len(ids) and "\ufffd" in texts[ids[stop]]:
+                    stop += 1
+            ends += [total] * (stop - at - 1)
+            total += len(texts[ids[at]]) if stop == at + 1 else len(self.encoder.decode(ids[at:stop]))
+            ends.append(total)
+            at = stop
+        return ends if total == length else None
 
 
 class CallIds:
@@ -202,12 +227,31 @@ def read_call(inner: str, tools: Sequence[ToolSpec], call_id: str, raw: str) -> 
             name, arguments = _xml(text, tools)
         else:
             name, arguments = _json(text, tools)
+        _sound(arguments)
         return ToolCall(call_id, name, arguments), None
     except (ValueError, RecursionError, OverflowError) as error:
         why = str(error) if isinstance(error, Unreadable) else f"the call is not valid JSON: {error}"
         if isinstance(error, RecursionError):
             why = "the call is nested too deeply"
         return ToolCall(call_id, _name_in(inner), {}, why, clean_text(raw)), why
+
+
+def _sound(arguments: dict[str, Any]) -> None:
+    """Unreadable where arguments are nested so deeply that others fail on them, or hold what JSON cannot write."""
+    level: list[Any] = [arguments]
+    for _ in range(_DEEPEST):
+        deeper: list[Any] = []
+        for value in level:
+            inner = value.values() if isinstance(value, dict) else value
+            for each in inner:
+                if isinstance(each, (dict, list)):
+                    deeper.append(each)
+                elif isinstance(each, float) and not isfinite(each):
+                    raise Unreadable("a number in the call is too large")
+        if not deeper:
+            return
+        level = deeper
+    raise Unreadable("the call is nested too deeply")
 
 
 def _xml(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
@@ -220,7 +264,7 @@ def _xml(text: str, tools: Sequence[ToolSpec]) -> tuple[str, dict[str, Any]]:
     known, root = schema_of(name, tools)
     arguments: dict[str, Any] = {}
     at = 0
-    while body[at:].strip():
+    while not _REST.match(body, at):
         head = _PARAMETER.match(body, at)
         if head is None:
             raise Unreadable(f"expected <parameter=...>, found {body[at:].strip()[:40]!r}")

@@ -79,25 +79,37 @@ def properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that *schema* allows; empty where it says nothing."""
+    """The JSON types that *schema* allows; empty where it says nothing, or names a type that JSON schema does not know.
+    ``nullable`` (OpenAPI's) adds null.
+    """
     if not isinstance(schema, Mapping) or depth > 8:
         return frozenset()
     schema = _resolved(schema, root)
+    found = _types(schema, root, depth)
+    if not found <= _NAMES.keys():
+        return frozenset()
+    return found | {"null"} if found and schema.get("nullable") is True else found
+
+
+def _types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind})
     if isinstance(kind, (list, tuple)):
         return frozenset(k for k in kind if isinstance(k, str))
     for word in ("anyOf", "oneOf"):
-        branches = schema.get(word)
-        if isinstance(branches, (list, tuple)) and branches:
+        if branches := _several(schema.get(word)):
             parts = [types(branch, root, depth + 1) for branch in branches]
             return frozenset[str]().union(*parts) if all(parts) else frozenset()
-    for branch in schema.get("allOf") or ():
+    for branch in _several(schema.get("allOf")):
         if found := types(branch, root, depth + 1):
             return found
-    values = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
+    values = _several(schema.get("enum")) or ([schema["const"]] if "const" in schema else ())
     return frozenset(_OF.get(type(value), "object") for value in values)
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
