@@ -131,6 +131,16 @@ CHAT = {
     "response_format of JSON": (chat(response_format={"type": "json_object"}), "response_format", "unsupported_value"),
     "response_format text": (chat(response_format="text"), "response_format", "invalid_type"),
     "a penalty": (chat(frequency_penalty=0.5), "frequency_penalty", "unsupported_parameter"),
+    "min_p": (chat(min_p=0.1), "min_p", "unsupported_parameter"),
+    "a penalty of vLLM's": (chat(repetition_penalty=1.2), "repetition_penalty", "unsupported_parameter"),
+    "another grammar": (chat(guided_json={}), "guided_json", "unsupported_parameter"),
+    "template's own words": (
+        chat(chat_template_kwargs={"enable_thinking": False}),
+        "chat_template_kwargs",
+        "unsupported_parameter",
+    ),
+    "audio": (chat(modalities=["text", "audio"]), "modalities", "unsupported_parameter"),
+    "a reply to go on with": (chat(continue_final_message=True), "continue_final_message", "unsupported_parameter"),
     "a bias": (chat(logit_bias={"5": 3}), "logit_bias", "unsupported_parameter"),
 }
 COMPLETIONS = {
@@ -145,6 +155,7 @@ COMPLETIONS = {
     "prompt beyond the vocabulary": ({"model": "m", "prompt": [1, 10**6]}, "prompt", "invalid_token"),
     "prompt beyond 31 bits": ({"model": "m", "prompt": [2**40]}, "prompt[0]", "invalid_token"),
     "echo": ({"model": "m", "prompt": [1], "echo": True}, "echo", "unsupported_parameter"),
+    "no end": ({"model": "m", "prompt": [1], "ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
     "best_of": ({"model": "m", "prompt": [1], "best_of": 3}, "best_of", "unsupported_parameter"),
     "logprobs 5": ({"model": "m", "prompt": [1], "logprobs": 5}, "logprobs", "unsupported_value"),
 }
@@ -230,6 +241,10 @@ async def test_what_a_compatible_server_need_not_know_is_ignored(served) -> None
         "stream": False,
         "stream_options": None,
         "seed": 3,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "modalities": ["text"],
+        "guided_json": None,
         "something_new": {"x": 1},
     }
     status, out = await served.chat(id_, [{**HELLO[0], "cache_control": {"type": "ephemeral"}}], **extra)

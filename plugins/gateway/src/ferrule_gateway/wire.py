@@ -20,6 +20,29 @@ from .errors import WireError, bad
 PLAIN = ("temperature", "top_p", "top_k", "n", "frequency_penalty", "presence_penalty")
 KNOWN = 64
 
+UNFOLLOWED: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "repetition_penalty": (1,),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+"""Fields of OpenAI's or vLLM's that would change the answer, and the values, beside null, that change nothing."""
+
 CHOSEN_ONLY = "only the logprobs of the sampled tokens are known"
 
 
@@ -66,6 +89,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def chat_request(body: Mapping[str, Any], sampling: Sampling) -> Asked:
     """What a body of ``/chat/completions`` asks for; its messages and tools are yet to be read."""
     model = checks.required_text(body, "model")
+    _followed(body)
     messages = body.get("messages")
     if messages is None:
         raise bad("messages", "messages is required", "missing_required_parameter")
@@ -117,6 +141,7 @@ def chat_request(body: Mapping[str, Any], sampling: Sampling) -> Asked:
 def completion_request(body: Mapping[str, Any], sampling: Sampling, vocab_size: int | None) -> Asked:
     """What a body of ``/completions`` asks for: a prompt of token ids."""
     model = checks.required_text(body, "model")
+    _followed(body)
     prompt = body.get("prompt")
     if prompt is None:
         raise bad("prompt", "prompt is required", "missing_required_parameter")
@@ -146,6 +171,13 @@ def completion_request(body: Mapping[str, Any], sampling: Sampling, vocab_size: 
         seed=checks.integer(body, "seed", -(2**63), 2**63 - 1),
         prompt=prompt,
     )
+
+
+def _followed(body: Mapping[str, Any]) -> None:
+    for name in body.keys() & UNFOLLOWED.keys():
+        value, usual = body[name], UNFOLLOWED[name]
+        if value is not None and value not in usual:
+            raise bad(name, f"{name} is not supported here: leave it out", "unsupported_parameter")
 
 
 def forced_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
