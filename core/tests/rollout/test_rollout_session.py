@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+import attrs
 import numpy as np
 import pytest
 import structlog
 
-from ferrule import EpisodeFailed, Message, Sample, SamplerSession, SamplingParams, Session, Superseded, TokenKind
+from ferrule import (
+    EpisodeFailed,
+    Message,
+    Sample,
+    SamplerSession,
+    SamplingParams,
+    Session,
+    Superseded,
+    TokenKind,
+    ToolCall,
+    ToolSpec,
+)
 from ferrule.algorithm import rows_of
+from ferrule.masking import keep_secret
 
 PARAMS = SamplingParams(max_tokens=64)
 
@@ -256,3 +269,75 @@ async def test_what_has_no_room_is_raised_as_the_caller_says_and_leaves_no_trace
     with pytest.raises(ValueError, match="tokens are too many"):
         await session.reply([user("work")], (), PARAMS, none)
     assert (len(session.ledger), engine.prompts) == (0, [])
+
+
+async def test_of_equal_conversations_the_one_with_the_same_tools_is_gone_on_from(kit, make):
+    session, engine = make()
+    sample = engine.sample
+
+    async def same(prompt, params):
+        engine.prompts.clear()
+        return await sample(prompt, params)
+
+    engine.sample = same
+    asked, tools = [user("work")], (kit.ECHO,)
+    first = await session.reply(asked, tools, PARAMS, room)
+    second = await session.reply(asked, (), PARAMS, room)
+    assert first.message == second.message
+    await session.reply([*asked, first.message, user("more")], tools, PARAMS, room)
+    assert session.resets == 1
+    assert "more" in session.renderer.decode(session.ledger.segments()[0].ids)
+
+
+async def test_a_token_conversation_in_use_outlives_many_short_ones(make):
+    session, _ = make()
+    ids = np.array([5, 6], np.int32)
+    for n in range(12):
+        reply = await session.complete(ids, PARAMS, room)
+        ids = np.concatenate([ids, reply.sample.ids, np.array([7], np.int32)])
+        await session.complete(np.array([100 + n], np.int32), PARAMS, room)
+    assert len(session.ledger) == 13
+
+
+async def test_a_reply_that_cannot_be_told_from_others_leaves_no_trace(make):
+    session, _ = make()
+    parse = session.renderer.parse
+
+    def odd(ids, tools=(), *, opened=()):
+        call = ToolCall("c", "f", {1: "a", "b": 2})
+        return attrs.evolve(parse(ids), message=Message("assistant", "", tool_calls=(call,)))
+
+    session.renderer.parse = odd
+    with pytest.raises(EpisodeFailed, match="renderer 'words' failed in parse: TypeError"):
+        await session.reply([user("work")], (), PARAMS, room)
+    assert len(session.ledger) == 0
+
+
+async def test_a_stop_token_that_came_last_of_all_closes_its_turn_whatever_the_engine_says(make):
+    session, engine = make()
+    sample = engine.sample
+
+    async def cut(prompt, params):
+        return attrs.evolve(await sample(prompt, params), stop_reason="length")
+
+    engine.sample = cut
+    reply = await session.reply([user("work")], (), PARAMS, room)
+    await session.reply([user("work"), reply.message, user("more")], (), PARAMS, room)
+    assert "<end> <end>" not in session.renderer.decode(session.ledger.segments()[0].ids)
+
+
+async def test_the_event_of_a_reset_is_bounded_and_holds_no_half_of_a_secret(kit, make):
+    session, _ = make()
+    secret = "sk-" + "x1y2" * 10
+    keep_secret(secret)
+    await session.reply([user("work")], (), PARAMS, room)
+    calls = tuple(ToolCall(f"c{n}", "name" * 1000, {}) for n in range(1000))
+    first = Message("assistant", "p" * 60 + secret + "q" * 100_000, tool_calls=calls)
+    with structlog.testing.capture_logs() as logs:
+        await session.reply([first, user("more")], (), PARAMS, room)
+        many = [ToolSpec(f"tool{n}" * 50) for n in range(500)]
+        await session.reply([user("work")], many, PARAMS, room)
+    events = [entry for entry in logs if entry["event"] == "segment_reset"]
+    assert [event["reason"] for event in events] == ["prefix_changed", "tools_changed"]
+    assert "sk-" not in str(events)
+    assert all(len(str(event)) < 2000 for event in events)

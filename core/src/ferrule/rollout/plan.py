@@ -111,7 +111,9 @@ def match(
     best: Thread | None = None
     for thread in reversed(threads):
         size = len(thread.messages)
-        if (best is None or size > len(best.messages)) and messages[:size] == thread.messages:
+        # Of equals (the same words were said with other tools, or none) the one with these tools can be gone on from.
+        nearer = best is None or (size, thread.tools == tools) > (len(best.messages), best.tools == tools)
+        if nearer and messages[:size] == thread.messages:
             best = thread
     if best is not None:
         size = len(best.messages)
@@ -142,7 +144,7 @@ def _tools_differ(before: tuple[ToolSpec, ...], now: tuple[ToolSpec, ...]) -> st
     gone, added = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
     changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
     parts = [
-        f"{word} {', '.join(names)}"
+        f"{word} {', '.join(name[:40] for name in names[:8])}{', …' if len(names) > 8 else ''}"
         for word, names in (("gone:", gone), ("added:", added), ("changed:", changed))
         if names
     ]

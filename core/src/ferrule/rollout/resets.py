@@ -11,6 +11,7 @@ import numpy as np
 
 from ..data import Message
 from ..logs import get_logger
+from ..masking import masked
 from .plan import Reset
 from .shutdown import BREAKS
 
@@ -25,6 +26,9 @@ PREVIEW = 80
 """Characters of a content that are shown."""
 
 PREVIEW_TOKENS = 24
+PREVIEW_CALLS = 4
+MASKED = 4000
+"""Characters of a content that are searched for secrets."""
 
 
 def log_reset(session: Session, plan: Reset, messages: Sequence[Message], tokens: int) -> None:
@@ -35,7 +39,7 @@ def log_reset(session: Session, plan: Reset, messages: Sequence[Message], tokens
         session=session.key,
         agent=session.name,
         reason=plan.reason,
-        detail=plan.detail,
+        detail=plan.detail[:500],
         turn=session.ledger.sampled,
         index=plan.index,
         preview=_message(messages, plan.index),
@@ -82,13 +86,14 @@ def _message(messages: Sequence[Message], index: int) -> str:
     if index >= len(messages):
         return ""
     message = messages[index]
-    calls = "".join(f" [{call.name}]" for call in message.tool_calls)
-    return f"{message.role}: {message.content[:PREVIEW]}{calls}"
+    calls = "".join(f" [{call.name[:PREVIEW]}]" for call in message.tool_calls[:PREVIEW_CALLS])
+    # Masked before it is cut: half a secret is not known for one.
+    return f"{message.role}: {masked(message.content[:MASKED])[:PREVIEW]}{calls}"
 
 
 def _tokens(session: Session, ids: NDArray[np.int32], index: int) -> str:
     shown = ids[index : index + PREVIEW_TOKENS]
     try:
-        return session.renderer.decode(shown)[:PREVIEW]
+        return masked(session.renderer.decode(shown))[:PREVIEW]
     except BREAKS:  # what is only for people ends no request
         return str(shown.tolist())[:PREVIEW]

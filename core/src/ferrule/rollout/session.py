@@ -223,8 +223,8 @@ class Session:
                     self.resets += 1
                     log_token_reset(self, [each.segment for each in self._streams], ids)
                 stream = Stream(segment, 0)
-                self._streams = [*self._streams, stream][-LIVE_THREADS:]
             stream.prompt_length = len(ids)
+        self._streams = [*(each for each in self._streams if each is not stream), stream][-LIVE_THREADS:]
         step = self.ledger.sample(stream.segment, sample, parsed.message, parsed.status)
         return Reply(parsed.message, parsed, step, sample.stop_reason, stream.prompt_length, sample)
 
@@ -321,13 +321,18 @@ class Session:
 
     def _read(self, tools: tuple[ToolSpec, ...], opened: tuple[str, ...], ids: NDArray[np.int32]) -> Parsed:
         parsed: Parsed = self._guarded("parse", self.renderer.parse, ids, tools, opened=opened)
+        # What cannot be told from other messages is found out before anything stands in the ledger.
+        self._guarded("parse", key, parsed.message)
         return parsed
 
     def _commit(self, thread: Thread, new: list[Message], sample: Sample, parsed: Parsed) -> Reply:
         """Put the sample down."""
         step = self.ledger.sample(thread.segment, sample, parsed.message, parsed.status)
         thread.left_open = () if parsed.closed else thread.opened
-        thread.stop = int(sample.ids[-1]) if sample.stop_reason == "stop" and len(sample.ids) else "length"
+        last = int(sample.ids[-1]) if len(sample.ids) else -1
+        # An engine may say that the last token that fitted was cut there, though it ends the turn.
+        stopped = sample.stop_reason == "stop" or last in self.renderer.stop_ids
+        thread.stop = last if stopped and len(sample.ids) else "length"
         if any(message.role == "assistant" and message.reasoning for message in (*thread.messages[-1:], *new)):
             thread.strippable = True
         for message in (*new, parsed.message):
