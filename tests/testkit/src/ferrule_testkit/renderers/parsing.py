@@ -12,7 +12,21 @@ from ferrule import Message, Parsed, Renderer, ToolCall, ToolSpec
 
 from .base import ASK, CALLING, READING, SAID, TOOLS, Ids, RendererBase, call, group
 
-TEXTS = ("19122", "1e5", "1.10", "-0", "null", "true", '"q"', "[1,2]", "NaN", "Zürich 🦜", "  indented\n\ttext", "")
+TEXTS = (
+    "19122",
+    "1e5",
+    "1.10",
+    "-0",
+    "null",
+    "true",
+    '"q"',
+    "[1,2]",
+    "NaN",
+    "Zürich 🦜",
+    "  indented\n\ttext",
+    "",
+    "a </parameter> b",
+)
 VALUES: dict[str, tuple[str, Any, Any]] = {
     "integer": ("count", 7, 7),
     "integer as float": ("count", 7.0, 7),
