@@ -165,14 +165,15 @@ def test_in_a_tool_loop_the_thinking_since_the_users_message_stays() -> None:
     )
 
 
-def test_stripping_all_thinking_starts_a_segment_after_each_thought() -> None:
-    made = renderer("qwen3_8", "strip")
-    _, tail = sampled(made, Message("assistant", "There.", "I know it."))
-    assert not (tail.message.reasoning or "").strip(), "a rendering shows none"
-    import attrs
-
-    thought = attrs.evolve(tail, message=Message("assistant", "There.", "I know it."))
-    assert isinstance(made.bridge(thought, [AGAIN]), NoBridge)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "qwen3_8", "glm_5_2", "deepseek_v4", "kimi_k2_5", "gpt_oss"])
+def test_stripping_all_thinking_shows_the_last_message_whole_and_starts_a_segment_after_each_thought(family) -> None:
+    made = renderer(family, "strip")
+    thought = Message("assistant", "There.", "I know it.")
+    _, tail = sampled(made, thought)
+    assert (tail.message.reasoning or "").strip() == "I know it."
+    assert "I know it." not in made.decode(made.render([ASK, thought, AGAIN]).ids)
+    assert isinstance(made.bridge(tail, [AGAIN]), NoBridge)
+    _, tail = sampled(made, Message("assistant", "There."))
     assert isinstance(made.bridge(tail, [AGAIN]), Rendered)
 
 

@@ -42,8 +42,8 @@ class Conversation:
     def shown(self, messages: Sequence[Message]) -> list[str]:
         """The reasoning of each message as far as it is to be shown; '' for none."""
         out = [clean_text(m.reasoning or "") if m.role == "assistant" else "" for m in messages]
-        if self.thinking == "strip":
-            return [""] * len(out)
+        if self.thinking == "strip":  # what is said last is not said again: a demonstration teaches its thinking
+            out[:-1] = [""] * len(out[:-1])
         if self.thinking == "template" and self.family.since:
             user = self.family.since == "user"
             ends = [i for i, m in enumerate(messages) if (m.role == "user" if user else _answered(messages, i))]
