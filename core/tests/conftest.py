@@ -45,6 +45,7 @@ class Site:
         requires: Sequence[str] = (),
         path: Path | None = None,
         info: str = "dist-info",
+        summary: str = "",
     ) -> Path:
         """Write one distribution; *modules* maps module names to sources. The folder of its metadata."""
         folder = path or self.path
@@ -57,6 +58,7 @@ class Site:
             "Metadata-Version: 2.1",
             f"Name: {name}",
             f"Version: {version}",
+            *([f"Summary: {summary}"] if summary else []),
             *(f"Requires-Dist: {r}" for r in requires),
         ]
         (metadata / ("METADATA" if info == "dist-info" else "PKG-INFO")).write_text("\n".join(lines) + "\n")

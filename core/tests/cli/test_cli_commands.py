@@ -25,9 +25,10 @@ def test_help_and_the_list_of_plugins_import_no_plugin(site):
     site.add(
         "loud", points={"ferrule.losses": {"loud": "loud:X"}, **commands("loud", "shout")}, modules={"loud": BROKEN}
     )
+    site.add("told", points=commands("told", "tell"), modules={"told": BROKEN}, summary="Tells a tale")
     shown = site.run("--help")
     assert shown.returncode == 0
-    for line in ("check", "explain", "plugins", "train", "shout", "from loud 1.0"):
+    for line in ("check", "explain", "plugins", "train", "shout", "(from loud 1.0)", "Tells a tale (told 1.0)"):
         assert line in shown.stdout
     listed = site.run("plugins", "list", "--json")
     assert listed.returncode == 0

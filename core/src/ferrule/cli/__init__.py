@@ -84,7 +84,8 @@ class _Commands(click.Group):
                     rows.append((candidate.name, SUMMARIES.get(candidate.name, "")))
                 else:
                     spelling = candidate.name if len(same) == 1 else candidate.spelling
-                    rows.append((spelling, f"from {candidate.dist}"))
+                    said = f"{candidate.dist.summary} (" if candidate.dist.summary else "(from "
+                    rows.append((spelling, f"{said}{candidate.dist})"))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

@@ -21,7 +21,7 @@ def norm(name: str) -> str:
 
 @attrs.define(eq=False, slots=False)
 class Dist:
-    """An installed distribution. Name, version and requirements are read once, when first asked for."""
+    """An installed distribution. Name, version, summary and requirements are read once, when first asked for."""
 
     key: str
     source: Any = attrs.field(repr=False)
@@ -34,6 +34,11 @@ class Dist:
     @cached_property
     def version(self) -> str:
         return self._header("Version") or "unknown"
+
+    @cached_property
+    def summary(self) -> str:
+        """Its author's one line on what it is; '' for none."""
+        return self._header("Summary") or ""
 
     @cached_property
     def requires(self) -> tuple[str, ...]:
