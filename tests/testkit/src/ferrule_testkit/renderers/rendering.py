@@ -191,7 +191,9 @@ class RenderChecks(RendererBase):
     def test_calls_are_written_or_refused_by_name(self, renderer: Renderer) -> None:
         found = self._written_or_refused(renderer, (ASK, CALLING, ANSWER), TOOLS)
         assert (found is not None) == self.calls, (
-            "it writes tool calls: take `calls = False` away" if found else "it refuses tool calls"
+            "it writes tool calls: take `calls = False` away"
+            if found
+            else "it refuses tool calls: say `calls = False` where its format has none"
         )
 
     def _written_or_refused(
