@@ -44,7 +44,7 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self.receive = scope, receive
-        self.answer = Answer(send)
+        self.answer = Answer(send, scope["http_version"])
         self.session: GatewaySession | None = None
         self.streams = False
 
@@ -88,8 +88,7 @@ class Api:
 
     async def chat(self, call: Call) -> None:
         session = self._session(call)
-        body = parse_json(await read(call.scope, call.receive, self.gateway.options.body_limit))
-        asked = chat_request(body, session.sampling)
+        asked = chat_request(await self._asked(call, session), session.sampling)
         line = session.history.read(asked.messages, asked.tools)
         source = session.source
 
@@ -107,8 +106,7 @@ class Api:
 
     async def completions(self, call: Call) -> None:
         session = self._session(call)
-        body = parse_json(await read(call.scope, call.receive, self.gateway.options.body_limit))
-        asked = completion_request(body, session.sampling, self.gateway.vocab_size)
+        asked = completion_request(await self._asked(call, session), session.sampling, self.gateway.vocab_size)
 
         async def work() -> Reply:
             reply = await session.source.complete(np.array(asked.prompt, np.int32), asked.params)
@@ -217,6 +215,18 @@ class Api:
             self.gateway.counters.requests += 1
         return session
 
+    async def _asked(self, call: Call, session: GatewaySession) -> dict[str, Any]:
+        """The body. Raises WireError where the session ended while it came: what is asked now would outlive it."""
+        raw = await read(call.scope, call.receive, self.gateway.options.body_limit)
+        if session.closed or self.gateway.stopping:
+            raise self._ended()
+        return parse_json(raw)
+
+    def _ended(self) -> WireError:
+        if self.gateway.stopping:
+            return WireError(503, "cancelled", "the gateway is shutting down")
+        return WireError(409, "cancelled", "the session was ended", headers=NO_RETRY)
+
     async def _in_flight(
         self, call: Call, session: GatewaySession, asked: Asked, work: Coroutine[Any, Any, Any]
     ) -> Any:
@@ -234,9 +244,7 @@ class Api:
         try:
             return await flight.fly(work)
         except Ended:
-            if self.gateway.stopping:
-                raise WireError(503, "cancelled", "the gateway is shutting down") from None
-            raise WireError(409, "cancelled", "the session was ended", headers=NO_RETRY) from None
+            raise self._ended() from None
         finally:
             session.flights.discard(flight)
             session.touch()
@@ -244,7 +252,7 @@ class Api:
     async def _send(self, call: Call, asked: Asked, body: dict[str, Any], events: Callable[..., Any]) -> None:
         if asked.stream:
             await call.answer.begin(EVENTS)
-            await call.answer.whole(200, b"".join(events(body, asked.usage)))
+            await call.answer.whole(200, b"".join(events(body, asked.usage)), EVENTS)
         else:
             await call.answer.json(200, body)
 
@@ -253,9 +261,9 @@ class Api:
         stop_ids = self.gateway.renderer.stop_ids
         empty = len(ids) == 0 or (len(ids) == 1 and int(ids[0]) in stop_ids)
         session.counters.captured(reply, empty)
+        self.gateway.captured(reply, empty)
         if session.writer is not None:
             session.writer.turn(session.source.export())
-        self.gateway.captured(reply, empty)
 
 
 def make_app(gateway: Gateway) -> Any:
@@ -279,19 +287,20 @@ def make_app(gateway: Gateway) -> Any:
     ]
     routes = [Route(path, Endpoint(gateway, handler), methods=[method]) for method, path, handler in table]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _not_served})
+    inner.router.redirect_slashes = False  # it would lead to whatever host the request names
     chat = Endpoint(gateway, api.chat)
-    expected = b"Bearer " + gateway.token.encode()
+    expected = gateway.token.encode()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        given = header(scope, b"authorization") or b""
+        given = _bearer(scope)
         if scope["path"] != "/health" and not hmac.compare_digest(given, expected):
-            what = "is not the gateway's" if given else "is missing"
+            what = "is not one of this gateway" if given else "is missing"
             error = WireError(
                 401, "invalid_api_key", f"the bearer token {what}", headers={"www-authenticate": "Bearer"}
             )
-            await Answer(send).error(error)
+            await Answer(send, scope["http_version"]).error(error)
             return
         # Nearly every request is of this kind, and need not be looked for in the table.
         id_ = _chats_in(scope)
@@ -302,6 +311,12 @@ def make_app(gateway: Gateway) -> Any:
             await inner(scope, receive, send)
 
     return app
+
+
+def _bearer(scope: Scope) -> bytes:
+    """The bearer token of a request; the scheme is written in either case."""
+    scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _chats_in(scope: Scope) -> str | None:

@@ -50,15 +50,21 @@ async def read(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> WireError:
-    # What is left of the body is not read, so the connection cannot go on.
-    return WireError(413, "body_too_large", f"the body is over {limit} bytes", headers={"connection": "close"})
+    # What is left of the body the server reads and throws away: a connection that is closed on a client which is still
+    # sending breaks before the client has read why.
+    return WireError(413, "body_too_large", f"the body is over {limit} bytes")
 
 
 class Answer:
-    """One response: whole, or begun early because the client must hear something meanwhile."""
+    """One response: whole, or begun early because the client must hear something meanwhile.
 
-    def __init__(self, send: Send) -> None:
+    One of HTTP/1.0 knows no answer in parts (what nginx speaks to what is behind it, unless told otherwise): it is sent
+    whole, whatever was begun.
+    """
+
+    def __init__(self, send: Send, version: str = "1.1") -> None:
         self._send = send
+        self._in_parts = version != "1.0"
         self.begun = False
 
     async def whole(
@@ -76,13 +82,14 @@ class Answer:
 
     async def begin(self, content_type: bytes) -> None:
         """Say 200; no other status can be said from here on."""
-        if not self.begun:
+        if not self.begun and self._in_parts:
             self.begun = True
             lines = [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
             await self._send({"type": "http.response.start", "status": 200, "headers": lines})
 
     async def part(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if self._in_parts:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def json(self, status: int, data: Any, headers: Mapping[str, str] | None = None) -> None:
         await self.whole(status, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)

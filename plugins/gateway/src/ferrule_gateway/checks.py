@@ -10,6 +10,9 @@ from .errors import WireError, bad
 
 INTEGERS = 2**31
 
+DEEPEST = 200
+"""Levels of nesting that JSON of a client may have where it is written out again or walked through."""
+
 
 def shown(value: Any) -> str:
     """*value* as an error quotes it, bounded."""
@@ -23,6 +26,19 @@ def shown(value: Any) -> str:
 
 def wrong(param: str, what: str, value: Any) -> WireError:
     return bad(param, f"{param} must be {what}, not {shown(value)}", "invalid_type")
+
+
+def too_deep(value: Any, text: str = "") -> bool:
+    """Whether the JSON *value* is nested deeper than DEEPEST levels; *text*, which says it, spares most the search."""
+    if text and text.count("{") + text.count("[") <= DEEPEST:
+        return False
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [each for values in inner for each in values]
+        if not level:
+            return False
+    return True
 
 
 def boolean(body: Mapping[str, Any], name: str, where: str = "") -> bool:

@@ -16,6 +16,7 @@ import orjson
 
 from ferrule import Message, ToolSpec
 
+from .checks import too_deep
 from .errors import bad
 from .messages import calls_of, content_of, plain, read_message, read_tools
 
@@ -106,7 +107,7 @@ def _settled(arguments: str) -> Any:
         value = orjson.loads(arguments) if arguments else {}
     except orjson.JSONDecodeError:
         return arguments.strip()
-    return plain(value)
+    return arguments.strip() if too_deep(value, arguments) else plain(value)
 
 
 def _common(one: list[Any], other: list[Any]) -> int:

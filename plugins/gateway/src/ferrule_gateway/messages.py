@@ -14,7 +14,7 @@ import orjson
 
 from ferrule import Message, ToolCall, ToolSpec
 
-from .checks import required_text, shown, text, wrong
+from .checks import required_text, shown, text, too_deep, wrong
 from .errors import bad
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -89,18 +89,27 @@ def read_message(wire: dict[str, Any], index: int) -> Message:
     reasoning = text(wire, "reasoning_content", where)
     if reasoning is None:
         reasoning = text(wire, "reasoning", where)
-    calls = tuple(_call(*call) for call in calls_of(wire, where))
+    calls = tuple(read_call(*call) for call in calls_of(wire, where))
     return Message(role, content_of(content, f"{where}content"), reasoning or None, calls, None, name)  # type: ignore[arg-type]  # the converter's
 
 
-def _call(id_: str, name: str, arguments: str) -> ToolCall:
+def read_call(id_: str, name: str, arguments: str) -> ToolCall:
+    """The call whose arguments are the text *arguments*; one with an error where they are none."""
+    value, error = _read_arguments(arguments)
+    return ToolCall(id_, name, value) if error is None else ToolCall(id_, name, {}, error, arguments)
+
+
+def _read_arguments(text: str) -> tuple[dict[str, Any], str | None]:
+    """The arguments that *text* says; where it says none, what is wrong with it."""
     try:
-        value = json.loads(arguments) if arguments.strip() else {}
+        value = json.loads(text) if text.strip() else {}
     except ValueError as error:
-        return ToolCall(id_, name, {}, f"the arguments are not JSON: {error}", arguments)
+        return {}, f"the arguments are not JSON: {error}"
+    except RecursionError:
+        return {}, "the arguments are nested too deep"
     if not isinstance(value, dict):
-        return ToolCall(id_, name, {}, "the arguments are not an object", arguments)
-    return ToolCall(id_, name, value)
+        return {}, "the arguments are not an object"
+    return ({}, "the arguments are nested too deep") if too_deep(value, text) else (value, None)
 
 
 def read_tools(wire: list[Any] | None) -> tuple[ToolSpec, ...]:
@@ -145,7 +154,11 @@ def write_message(message: Message) -> dict[str, Any]:
     if message.tool_calls:
         out["content"] = message.content or None
         out["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name or UNNAMED, "arguments": _arguments(c)}}
+            {
+                "id": c.id,
+                "type": "function",
+                "function": {"name": _sound(c.name) or UNNAMED, "arguments": _arguments(c)},
+            }
             for c in message.tool_calls
         ]
     return out
@@ -153,8 +166,13 @@ def write_message(message: Message) -> dict[str, Any]:
 
 def _arguments(call: ToolCall) -> str:
     if call.error is not None:
-        return f"malformed call ({call.error}): {call.raw or ''}"
+        return _sound(f"malformed call ({call.error}): {call.raw or ''}")
     try:
         return orjson.dumps(dict(call.arguments)).decode()
-    except TypeError:  # integers beyond 64 bits
-        return json.dumps(dict(call.arguments), ensure_ascii=False)
+    except TypeError:  # integers beyond 64 bits, half of a surrogate pair, deep nesting
+        return json.dumps(dict(call.arguments))
+
+
+def _sound(text: str) -> str:
+    """*text* without halves of surrogate pairs: JSON that a model wrote may hold them, and no UTF-8 can say them."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -25,6 +25,7 @@ from ferrule import (
 )
 
 from .errors import NO_RETRY, WireError, bad
+from .messages import read_call
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,18 +198,8 @@ class EpisodeSource:
             raise bad(f"{where}.id", f"{where} has no id")
         if name in self._calls:
             return self._calls[name]
-        arguments: Any = function.get("arguments") or {}
-        error = None
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except ValueError as broken:
-                error = f"its arguments are not JSON: {broken}"
-        if error is None and not isinstance(arguments, Mapping):
-            error = "its arguments are not an object"
-        if error is not None:
-            return ToolCall(name, function["name"], {}, error, str(function.get("arguments")))
-        return ToolCall(name, function["name"], arguments)
+        arguments = function.get("arguments") or {}
+        return read_call(name, function["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
 
     # -- the harness's side --------------------------------------------------------------------------------------------
 

@@ -124,6 +124,7 @@ class Gateway:
                 proxy_headers=False,
                 date_header=False,
                 http="httptools",
+                ws="none",
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=5,
             )
@@ -198,6 +199,8 @@ class Gateway:
         metadata = body.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
             raise checks.wrong("metadata", "an object", metadata)
+        if checks.too_deep(metadata):
+            raise bad("metadata", f"metadata is nested deeper than {checks.DEEPEST} levels")
         if len(self.sessions) >= self.options.max_sessions:
             raise WireError(429, "too_many_sessions", f"there are {len(self.sessions)} sessions; delete some")
         source = SessionSource(id_, self.renderer, self.sampler, seed=forced.get("seed"), vocab_size=self.vocab_size)

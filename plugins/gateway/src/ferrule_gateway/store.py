@@ -7,18 +7,20 @@ when the file is read.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from ferrule import FerruleError, Trajectory
+from ferrule import FerruleError, Trajectory, get_logger
 
+from .errors import WireError
 from .trajectories import segment_body, step_body
+
+log = get_logger("ferrule_gateway")
 
 SUFFIX = ".jsonl"
 
@@ -45,81 +47,112 @@ class Store:
 
     def ids(self) -> list[str]:
         """Every session that has a file."""
-        return sorted(path.name.removesuffix(SUFFIX) for path in self.root.glob(f"*{SUFFIX}"))
+        names = (path.name.removesuffix(SUFFIX) for path in self.root.glob(f"*{SUFFIX}") if path.is_file())
+        return sorted(filter(ID.fullmatch, names))
 
     def facts(self, id_: str) -> dict[str, Any]:
-        """What the session was created with, and how many turns it has."""
-        lines = list(self._lines(id_))
-        return {**(lines[0] if lines else {}), "turns": len(lines) - 1 if lines else 0}
+        """What the session was created with, and how many turns it has; ``error`` where that cannot be read."""
+        try:
+            lines = self._lines(id_)
+            facts = orjson.loads(lines[0]) if lines else {}
+            return {**facts, "turns": max(0, len(lines) - 1)}
+        except WireError as error:
+            return {"error": str(error)}
+        except (orjson.JSONDecodeError, TypeError):
+            return {"error": f"{id_}{SUFFIX} does not begin as a session's file does"}
 
     def read(self, id_: str) -> dict[str, Any]:
-        """Segments and steps, as :func:`.trajectories.trajectory_body` gives those of an open session."""
+        """Segments and steps, as :func:`.trajectories.trajectory_body` gives those of an open session. Raises WireError
+        where they cannot be read.
+        """
         segments: list[dict[str, list[Any]]] = []
         steps: list[dict[str, Any]] = []
-        for line in list(self._lines(id_))[1:]:
-            step, start = line["step"], line["from"]
-            while len(segments) <= step["segment"]:
-                segments.append({name: [] for name in line["tokens"]})
-            segment = segments[step["segment"]]
-            for name, values in line["tokens"].items():
-                segment[name][start:] = values
-            # By where it began too: a completion without a token ends where the one in its place begins.
-            steps = [
-                each
-                for each in steps
-                if each["segment"] != step["segment"] or (each["stop"] <= start and each["start"] < step["start"])
-            ]
+        for number, raw in enumerate(self._lines(id_)[1:], 2):
+            try:
+                line = orjson.loads(raw)
+                step, start = line["step"], line["from"]
+                while len(segments) <= step["segment"]:
+                    segments.append({name: [] for name in line["tokens"]})
+                segment = segments[step["segment"]]
+                for name, values in line["tokens"].items():
+                    segment[name][start:] = values
+                # By where it began too: a completion without a token ends where the one in its place begins.
+                steps = [
+                    each
+                    for each in steps
+                    if each["segment"] != step["segment"] or (each["stop"] <= start and each["start"] < step["start"])
+                ]
+            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+                what = f"line {number} of {id_}{SUFFIX} is no captured turn: {type(error).__name__}"
+                raise WireError(500, "store_failed", what) from error
             steps.append(step)
         return {"segments": segments, "steps": steps}
 
     def delete(self, id_: str) -> None:
         (self.root / f"{id_}{SUFFIX}").unlink(missing_ok=True)
 
-    def _lines(self, id_: str) -> Iterator[dict[str, Any]]:
-        for line in (self.root / f"{id_}{SUFFIX}").read_bytes().split(b"\n")[:-1]:
-            try:
-                yield orjson.loads(line)
-            except orjson.JSONDecodeError:
-                return
+    def _lines(self, id_: str) -> list[bytes]:
+        """The whole lines of its file: a kill may have cut the last one short."""
+        path = self.root / f"{id_}{SUFFIX}"
+        try:
+            return path.read_bytes().split(b"\n")[:-1]
+        except OSError as error:
+            raise failed("read", path, error) from error
 
 
 class Writer:
-    """The file of an open session."""
+    """Appends to the file of an open session. The file is open only for as long as a line takes, so that as many sessions
+    may be open as memory holds, and not as many as a process may have files. Raises WireError where it cannot write.
+    """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL, 0o600)
         self._lengths: dict[int, int] = {}
+        self._open = self._whole = True
         try:
-            self._write(dict(facts))
-        except FerruleError:
-            self.close()
-            path.unlink()
+            self._write([dict(facts)], os.O_CREAT | os.O_EXCL)
+        except WireError:
+            path.unlink(missing_ok=True)
             raise
 
     def turn(self, trajectory: Trajectory) -> None:
-        """Append what the last step of *trajectory* added. FerruleError where it cannot be written, the file being as
-        it was.
-        """
-        step = trajectory.steps[-1]
-        start = min(self._lengths.get(step.segment_index, 0), step.start)
-        tokens = segment_body(step.segment, start, step.stop)
-        self._write({"from": start, "tokens": tokens, "step": step_body(step)})
-        self._lengths[step.segment_index] = step.stop
+        """Append what the last step of *trajectory* added; all of it where a turn before could not be written."""
+        if not self._open:
+            return
+        lengths = dict(self._lengths) if self._whole else {}
+        lines = []
+        for step in trajectory.steps[-1:] if self._whole else trajectory.steps:
+            start = min(lengths.get(step.segment_index, 0), step.start)
+            lengths[step.segment_index] = step.stop
+            tokens = segment_body(step.segment, start, step.stop)
+            lines.append({"from": start, "tokens": tokens, "step": step_body(step)})
+        self._whole = False
+        self._write(lines)
+        self._lengths, self._whole = lengths, True
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Write no more."""
+        self._open = False
 
-    def _write(self, data: Any) -> None:
-        if self._file < 0:
-            return
-        line = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
-        size = os.fstat(self._file).st_size
+    def _write(self, lines: Sequence[Any], flags: int = 0) -> None:
+        data = memoryview(b"".join(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n" for line in lines))
         try:
-            if os.write(self._file, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | flags, 0o600)
+            try:
+                size = os.fstat(handle).st_size
+                try:
+                    while data:
+                        data = data[os.write(handle, data) :]
+                except OSError:
+                    os.ftruncate(handle, size)  # half a line would hide all that follow it
+                    raise
+            finally:
+                os.close(handle)
         except OSError as error:
-            os.ftruncate(self._file, size)  # half a line would take the next one with it
-            raise FerruleError(f"the turn cannot be written to {self._path}: {error.strerror}") from error
+            raise failed("write", self._path, error) from error
+
+
+def failed(what: str, path: Path, error: OSError) -> WireError:
+    """The answer where the store cannot *what* the file at *path*."""
+    log.error("store_failed", file=str(path), error=error.strerror)
+    return WireError(507, "store_failed", f"the store cannot {what} {path.name}: {error.strerror}")
