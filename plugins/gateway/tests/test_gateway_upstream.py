@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from email.utils import formatdate
 
 import numpy as np
 import pytest
@@ -309,6 +310,20 @@ async def test_a_429_that_says_when_is_asked_again_then(serve, stub) -> None:
     ) as got:
         assert (got.status, got.headers["retry-after"]) == (429, "0.01")
     assert len(busy.requests) == 3
+
+
+async def test_a_429_may_say_when_by_a_date_and_nonsense_is_passed_on(stub, sampled) -> None:
+    soon = formatdate(time.time() + 2, usegmt=True)
+    upstream = await stub(lambda prompt, number: (429, ERROR, {"retry-after": soon}) if number < 1 else f"ok{END}")
+    began = time.time()
+    await sampled(upstream)
+    assert len(upstream.requests) == 2
+    assert time.time() - began >= 0.9  # a date is of whole seconds
+    for said in ("soon", "nan", "inf", formatdate(time.time() + 3600, usegmt=True)):
+        upstream = await stub(lambda prompt, number, said=said: (429, ERROR, {"retry-after": said}))
+        with pytest.raises(UpstreamError) as caught:
+            await sampled(upstream)
+        assert (caught.value.status, len(upstream.requests)) == (429, 1)
 
 
 async def test_a_connection_that_dies_before_an_answer_is_tried_again(stub, sampled) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import aiohttp
@@ -250,7 +253,14 @@ class HttpSession(SamplerSession):
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    try:
-        return max(0.0, float(retry_after)) if retry_after is not None else None
-    except ValueError:  # a date
+    """How long a ``retry-after`` asks to wait: seconds, or until a date. None where it says neither."""
+    if retry_after is None:
         return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
