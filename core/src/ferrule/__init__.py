@@ -97,7 +97,7 @@ _HOMES = {
     ),
     "config": ("Use", "existing", "load_config"),
     "logs": ("get_logger",),
-    "masking": ("keep_secret",),
+    "masking": ("forget_secret", "keep_secret", "masked"),
     "rollout": ("Play", "Turn", "Rollout", "Agent", "Reply", "Session", "Ledger"),
     "sandboxes": (
         "OUTPUT_LIMIT",
@@ -127,7 +127,9 @@ if TYPE_CHECKING:
     from .errors import *  # noqa: F403
     from .kinds import *  # noqa: F403
     from .logs import get_logger as get_logger
+    from .masking import forget_secret as forget_secret
     from .masking import keep_secret as keep_secret
+    from .masking import masked as masked
     from .rendering import *  # noqa: F403
     from .rollout import Agent as Agent
     from .rollout import Ledger as Ledger

@@ -41,6 +41,9 @@ def test_a_secret_that_was_made_on_the_way_is_masked(secret):
     ferrule.keep_secret("made-for-this-run")
     ferrule.keep_secret("short")
     assert str(FerruleError("short text with made-for-this-run")) == "short text with ***"
+    ferrule.forget_secret("made-for-this-run")
+    ferrule.forget_secret("never known")
+    assert ferrule.masked(f"made-for-this-run, {secret}") == "made-for-this-run, ***"
 
 
 def test_logs_mask_secrets(secret):

@@ -237,7 +237,9 @@ async def test_a_run_whose_folder_is_taken_away_says_so_and_closes_everything(wr
     assert "manifest" not in str(raised.value)
 
 
-async def test_a_harness_is_closed_once_after_the_last_episode_and_before_the_trainer(write, tmp_path) -> None:
+async def test_a_harness_is_started_first_and_closed_once_after_the_last_episode_and_before_the_trainer(
+    write, tmp_path
+) -> None:
     parts = tmp_path / "parts.py"
     parts.write_text(
         "import importlib.util, sys\n"
@@ -246,12 +248,20 @@ async def test_a_harness_is_closed_once_after_the_last_episode_and_before_the_tr
         "spec.loader.exec_module(toys)\n"
         f"seen = open({str(tmp_path / 'seen')!r}, 'a', buffering=1)\n\n\n"
         "class Shared(toys.Talk, name='shared'):\n"
+        "    async def start(self, run):\n"
+        "        print('start', file=seen)\n"
         "    async def run(self, play, rollout):\n"
         "        await super().run(play, rollout)\n"
         "        print('episode', file=seen)\n"
         "    async def close(self):\n"
         "        print('harness', file=seen)\n\n\n"
+        "class Shut(Shared, name='shut'):\n"
+        "    async def start(self, run):\n"
+        "        raise toys.ferrule.FerruleError('the port is taken')\n\n\n"
         "class Trainer(toys.ToyTrainer, name='traces'):\n"
+        "    async def start(self, run):\n"
+        "        print('trainer-start', file=seen)\n"
+        "        await super().start(run)\n"
         "    async def close(self):\n"
         "        print('trainer', file=seen)\n"
         "        await super().close()\n"
@@ -259,8 +269,15 @@ async def test_a_harness_is_closed_once_after_the_last_episode_and_before_the_tr
     config = load(write(), [f'harness={{use="{parts}:Shared"}}', f'trainer={{use="{parts}:Trainer"}}', "train.steps=1"])
     assert (await train(config)).status == "done"
     seen = (tmp_path / "seen").read_text().split()
+    assert seen[:3] == ["start", "trainer-start", "episode"]
     assert seen[-3:] == ["episode", "harness", "trainer"]
-    assert seen.count("harness") == 1
+    assert seen.count("harness") == seen.count("start") == 1
+
+    (tmp_path / "seen").write_text("")
+    config = load(write(), [f'harness={{use="{parts}:Shut"}}', f'trainer={{use="{parts}:Trainer"}}', "train.steps=1"])
+    with pytest.raises(FerruleError, match="the port is taken"):
+        await train(config)
+    assert (tmp_path / "seen").read_text().split() == ["harness"]
 
 
 async def test_only_the_last_checkpoints_are_kept(write) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import attrs
 import pytest
 import structlog
+from ferrule_gateway.guard import RUN
 from ferrule_gateway.program import MARK, Program
 from ferrule_harness_tools import Tools
 
 import ferrule
-from ferrule import Failure, Message, Task, TaskRun, Termination, ToolSpec, TurnSpec
+from ferrule import Failure, Message, Task, TaskRun, Termination, ToolSpec, TurnSpec, masking
 from ferrule.config.schema import RolloutConfig
 from ferrule.rollout import Player
 
@@ -567,3 +568,114 @@ async def test_a_port_that_is_taken_is_why_the_episode_failed(stage) -> None:
         episode = await stage.play("ask(hi)", [said("ok")], options={"port": port})
     assert episode.failure is Failure.HARNESS_FAILED
     assert f"port {port} of 127.0.0.1 is taken" in episode.error
+
+
+async def test_a_port_that_is_taken_fails_the_run_before_anything_is_played(stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        harness = stage.harness(command=("{python}", "-c", ""), port=port)
+        with pytest.raises(ferrule.FerruleError, match=f"port {port} of 127.0.0.1 is taken"):
+            await harness.start(None)
+
+
+async def test_a_port_is_held_from_the_start_of_the_run_to_its_end(stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    harness = stage.program("ask(hi)\nprint(os.environ['OPENAI_BASE_URL'])", port=port)
+    for play in (False, True):
+        await harness.start(None)
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+        if play:
+            episode = await stage.player(harness, [said("ok")]).play(Rooms())
+            assert episode.failure is None, episode.error
+            assert episode.artifacts["stdout"].startswith(f"http://127.0.0.1:{port}/s/")
+        await harness.close()
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+async def test_a_programs_token_opens_its_own_session_and_nothing_else(stage) -> None:
+    text = """
+    import pathlib
+    mine, base = os.environ["FERRULE_SESSION"], os.environ["OPENAI_BASE_URL"].split("/s/")[0]
+    pathlib.Path(mine + ".here").touch()
+    while len(found := list(pathlib.Path().glob("*.here"))) < 2:
+        time.sleep(0.01)
+    (other,) = {each.stem for each in found} - {mine}
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+
+    def status(method, path, **more):
+        data = json.dumps({"model": "m", "messages": hi}).encode() if method == "POST" else None
+        request = urllib.request.Request(base + path, data, headers | more, method=method)
+        try:
+            return urllib.request.urlopen(request).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    ask(hi)
+    for method, path in (
+        ("GET", "/sessions"),
+        ("GET", f"/sessions/{mine}/trajectory"),
+        ("GET", f"/sessions/{other}/trajectory"),
+        ("DELETE", f"/sessions/{other}"),
+        ("GET", f"/s/{other}/v1/models"),
+        ("GET", f"/s/{other}/play/turn"),
+        ("POST", f"/s/{other}/v1/chat/completions"),
+        ("POST", f"/s/{mine}/../{other}/v1/chat/completions"),
+        ("POST", f"/s/{mine}%2F..%2F{other}/v1/chat/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/sessions"),
+    ):
+        assert status(method, path) in (401, 404), (method, path)
+    assert status("POST", "/v1/chat/completions", **{"x-session-affinity": other}) == 401
+    assert status("POST", "/v1/chat/completions", **{"x-session-affinity": mine}) == 200
+    assert status("GET", f"/s/{mine}/v1/models") == 200
+    assert play("turn")[0] == 200
+    pathlib.Path(mine + ".done").touch()
+    while len(list(pathlib.Path().glob("*.done"))) < 2:
+        time.sleep(0.01)
+    print(os.environ["OPENAI_API_KEY"])
+    """
+    player = stage.player(stage.program(text), [said("ok")])
+    before = set(masking._known)
+    episodes = await asyncio.gather(player.play(Rooms(), 0), player.play(Rooms(), 1))
+    assert [e.error for e in episodes] == [None, None]
+    assert [e.artifacts["stdout"] for e in episodes] == ["***\n"] * 2
+    assert [len(e.trajectories[0].steps) for e in episodes] == [1, 1]
+    assert masking._known - before == {stage.harnesses[0]._gateway.token}  # what opens nothing is no secret
+
+
+async def test_the_programs_of_a_run_that_is_killed_end_with_it(stage) -> None:
+    text = f"""
+    import os, subprocess, sys, time
+    from ferrule_gateway.guard import RUN, Guard
+    guard = Guard()
+    program = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
+    env = {{**os.environ, RUN: str(guard.folder), {MARK!r}: "one"}}
+    subprocess.Popen([sys.executable, "-c", program], env=env, start_new_session=True)
+    (guard.folder / "task.json").touch()
+    print(guard.folder, flush=True)
+    time.sleep(600)
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", textwrap.dedent(text), stdout=asyncio.subprocess.PIPE
+    )
+    folder = Path((await process.stdout.readline()).decode().strip())
+    while len(alive()) < 2:
+        await asyncio.sleep(0.02)
+    process.kill()
+    await process.wait()
+    async with asyncio.timeout(30):
+        while alive() or folder.exists():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_run_leaves_no_folder_and_its_programs_bear_its_mark(stage) -> None:
+    harness = stage.program(f"ask(hi)\nprint(os.environ[{RUN!r}], os.environ['FERRULE_TASK'])")
+    episode = await stage.player(harness, [said("ok")]).play(Rooms())
+    folder, task = map(Path, episode.artifacts["stdout"].split())
+    assert folder.is_dir()
+    assert task.is_relative_to(folder)
+    assert not task.parent.exists()
+    await harness.close()
+    assert not folder.exists()

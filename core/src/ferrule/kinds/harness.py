@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .base import Plugin, hookspec
 
 if TYPE_CHECKING:
+    from ..data import RunInfo
     from ..rollout import Play, Rollout
 
 
@@ -28,9 +29,14 @@ class Harness(Plugin, abc.ABC):
         the episode.
         """
 
+    async def start(self, run: RunInfo) -> None:
+        """Take what the episodes will share and may not be had (a port), so that the run fails at once where it is not.
+        Called once, before anything is trained or sampled.
+        """
+
     async def close(self) -> None:
-        """Free what the episodes shared (a server, a pool), which the first of them made. Called once when the run
-        ends, after the last episode and before the trainer is closed.
+        """Free what the episodes shared (a server, a pool). Called once when the run ends, after the last episode and
+        before the trainer is closed, even where :meth:`start` failed.
         """
 
 

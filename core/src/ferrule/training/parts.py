@@ -67,11 +67,18 @@ class Parts:
 
     async def start(self, run: RunInfo) -> Player:
         """Start the parts, cheapest first, and make the player. :meth:`close` is due even where this fails."""
-        for name, part in (("sandbox", self.sandboxes), ("taskset", self.taskset), ("trainer", self.trainer)):
+        starting = (
+            ("harness", self.harness),
+            ("sandbox", self.sandboxes),
+            ("taskset", self.taskset),
+            ("trainer", self.trainer),
+        )
+        for name, part in starting:
             if part is not None:
                 self._closers.append((name, part.close))
                 await part.start(run)
-        self._closers.append(("harness", self.harness.close))
+        # Its episodes are sampled by the trainer: it is closed before that.
+        self._closers.append(self._closers.pop(0))
         config = self.loaded.config
         return Player(
             self.harness,

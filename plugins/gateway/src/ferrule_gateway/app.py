@@ -194,15 +194,14 @@ class Api:
     def _session(self, call: Call, *, serving: bool = True) -> GatewaySession:
         id_ = call.scope["path_params"].get("id")
         if id_ is None:
-            named = next((value for name in NAMED_BY if (value := header(call.scope, name))), None)
-            if named is None:
+            id_ = _named(call.scope)
+            if id_ is None:
                 raise bad(
                     None,
                     "no session is named: create one with POST /sessions and use its base_url, or name it in the header "
                     "x-session-affinity",
                     "session_required",
                 )
-            id_ = named.decode("latin-1")
         session = self.gateway.sessions.get(id_)
         if session is None or session.closed:
             raise WireError(404, "session_not_found", f"there is no session {id_!r}")
@@ -295,7 +294,7 @@ def make_app(gateway: Gateway) -> Any:
         if scope["type"] != "http":
             return
         given = _bearer(scope)
-        if scope["path"] != "/health" and not hmac.compare_digest(given, expected):
+        if not (hmac.compare_digest(given, expected) or scope["path"] == "/health" or _opens(gateway, scope, given)):
             what = "is not one of this gateway" if given else "is missing"
             error = WireError(
                 401, "invalid_api_key", f"the bearer token {what}", headers={"www-authenticate": "Bearer"}
@@ -311,6 +310,20 @@ def make_app(gateway: Gateway) -> Any:
             await inner(scope, receive, send)
 
     return app
+
+
+def _named(scope: Scope) -> str | None:
+    """The session that a header names."""
+    named = next((value for name in NAMED_BY if (value := header(scope, name))), None)
+    return None if named is None else named.decode("latin-1")
+
+
+def _opens(gateway: Gateway, scope: Scope, token: bytes) -> bool:
+    """Whether *token* is that of the session which is asked for a completion, its models or its task."""
+    path = scope["path"]
+    id_ = path[3:].partition("/")[0] if path.startswith("/s/") else _named(scope) if path.startswith("/v1/") else None
+    session = gateway.sessions.get(id_) if id_ else None
+    return session is not None and session.token is not None and hmac.compare_digest(token, session.token.encode())
 
 
 def _bearer(scope: Scope) -> bytes:

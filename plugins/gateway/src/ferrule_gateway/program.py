@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -30,15 +31,17 @@ from ferrule import (
     Turn,
     existing,
     get_logger,
-    kill_all,
     marked_processes,
-    process_table,
+    masked,
     settle,
 )
 
+from .guard import RUN, Guard, kill_marked
 from .hosts import is_loopback
 
 if TYPE_CHECKING:
+    from ferrule import RunInfo
+
     from .play import EpisodeSource
     from .server import Gateway
 
@@ -100,7 +103,15 @@ class Program(Harness, name="program"):
         if found is None:
             raise FerruleError(f"harness.command: there is no program {program!r}, looked for from {config.cwd}")
         self._gateway: Gateway | None = None
+        self._guard: Guard | None = None
+        self._listener: socket.socket | None = None
         self._starting = asyncio.Lock()
+
+    async def start(self, run: RunInfo) -> None:
+        """Take the gateway's port. FerruleError where it is taken."""
+        from .server import bind
+
+        self._listener = bind(self.config.host, self.config.port)
 
     async def run(self, play: Play, rollout: Rollout) -> None:
         from .play import EpisodeSource
@@ -108,14 +119,14 @@ class Program(Harness, name="program"):
         turn = await play.next_turn()
         if turn is None:
             return
-        gateway = await self._started(rollout)
+        gateway, guard = await self._started(rollout)
+        folder = Path(tempfile.mkdtemp(prefix="", dir=guard.folder))
         source = EpisodeSource(play, rollout)
         session = gateway.add(source, key=f"{play.task.id}#{play.attempt}")
-        folder = Path(tempfile.mkdtemp(prefix="ferrule-program-"))
         try:
             file = folder / "task.json"
             file.write_text(json.dumps(_task(play, turn)), "utf-8")
-            result = await self._follow(play, source, self._environment(gateway, session, file), folder.name)
+            result = await self._follow(play, source, self._environment(gateway, session, file), str(folder))
         finally:
             await settle(self._leave(gateway, session, source, folder))
         if rollout.ended is not None or play.failure is not None:
@@ -135,16 +146,26 @@ class Program(Harness, name="program"):
     async def close(self) -> None:
         """Stop the gateway."""
         gateway, self._gateway = self._gateway, None
-        if gateway is not None:
-            await gateway.stop(grace=self.config.grace)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        guard, self._guard = self._guard, None
+        try:
+            if gateway is not None:
+                await gateway.stop(grace=self.config.grace)
+        finally:
+            if guard is not None:
+                await guard.close()
 
     # -- one episode ---------------------------------------------------------------------------------------------------
 
-    async def _started(self, rollout: Rollout) -> Gateway:
-        """The run's gateway, which the first episode starts."""
+    async def _started(self, rollout: Rollout) -> tuple[Gateway, Guard]:
+        """The run's gateway, and what sees to its programs' end; the first episode starts them."""
         from .server import Gateway, GatewayOptions
 
         async with self._starting:
+            if self._guard is None:
+                self._guard = Guard()
             if self._gateway is None:
                 gateway = Gateway(
                     renderer=rollout.agent().renderer,
@@ -158,9 +179,10 @@ class Program(Harness, name="program"):
                     ),
                     model=self.config.model,
                 )
-                await gateway.start()
+                listener, self._listener = self._listener, None
+                await gateway.start(listener)
                 self._gateway = gateway
-            return self._gateway
+            return self._gateway, self._guard
 
     def _environment(self, gateway: Gateway, session: str, file: Path) -> dict[str, str]:
         base_url = gateway.base_url(session)
@@ -171,10 +193,11 @@ class Program(Harness, name="program"):
             env[key] = ",".join(filter(None, (env.get(key), self.config.host, "127.0.0.1", "localhost")))
         return env | {
             "OPENAI_BASE_URL": base_url,
-            "OPENAI_API_KEY": gateway.token,
+            "OPENAI_API_KEY": gateway.sessions[session].token or "",
             "OPENAI_MODEL": self.config.model,
             "FERRULE_SESSION": session,
             "FERRULE_TASK": str(file),
+            RUN: str(file.parent.parent),
             "FERRULE_PLAY_URL": base_url.removesuffix("/v1") + "/play",
         }
 
@@ -183,7 +206,7 @@ class Program(Harness, name="program"):
         commands = Commands()
 
         def kill(pid: int) -> None:
-            _kill(mark)
+            kill_marked(MARK, mark)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # all there is where the system has no /proc
 
@@ -202,7 +225,9 @@ class Program(Harness, name="program"):
             await asyncio.wait((running,), timeout=self.config.grace)
             if not running.done():
                 await self._terminate(running, mark)
-            return await running
+            result = await running
+            # The token is known for a secret as long as its session stands, and no longer.
+            return attrs.evolve(result, stdout=masked(result.stdout), stderr=masked(result.stderr))
         except SandboxError as error:
             raise EpisodeFailed(Failure.HARNESS_FAILED, error.detail) from error
         finally:
@@ -220,7 +245,7 @@ class Program(Harness, name="program"):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGTERM)
             await asyncio.wait((running,), timeout=self.config.grace)
-        if not await asyncio.to_thread(_kill, mark):
+        if not await asyncio.to_thread(kill_marked, MARK, mark):
             log.warning("processes_left", program=self.argv[0], pids=marked_processes(MARK, mark))
         if not running.done() and (await asyncio.wait((running,), timeout=1.0))[1]:
             running.cancel()
@@ -234,27 +259,11 @@ class Program(Harness, name="program"):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kill(mark: str) -> bool:
-    """Kill what *mark* marks and what descends from it: a child may have cleared its environment. False where
-    something is left.
-    """
-
-    def find() -> set[int]:
-        found = set(marked_processes(MARK, mark))
-        if found:
-            for process in sorted(process_table().values(), key=lambda process: process.start):
-                if process.parent in found or process.session in found:
-                    found.add(process.pid)
-        return found
-
-    return kill_all(find)
-
-
 def _keep(play: Play, running: asyncio.Future[ExecResult]) -> None:
     """File what the program printed with the episode."""
     if running.done() and not running.cancelled() and running.exception() is None:
         for name in ("stdout", "stderr"):
-            text = getattr(running.result(), name)
+            text = masked(getattr(running.result(), name))
             if text:
                 play.artifacts[name] = text
 

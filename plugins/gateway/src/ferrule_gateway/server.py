@@ -17,7 +17,16 @@ import attrs
 import uvicorn
 from attrs import validators as v
 
-from ferrule import FerruleError, Renderer, Reply, Sampler, SamplingParams, get_logger, keep_secret
+from ferrule import (
+    FerruleError,
+    Renderer,
+    Reply,
+    Sampler,
+    SamplingParams,
+    forget_secret,
+    get_logger,
+    keep_secret,
+)
 
 from . import checks
 from .app import make_app
@@ -95,9 +104,9 @@ class Gateway:
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Bind and serve. FerruleError at once where the port is taken, or the host is open to others and
-        ``allow_remote`` is not set.
+    async def start(self, listener: socket.socket | None = None) -> None:
+        """Bind, or take a *listener* that :func:`bind` gave, and serve. FerruleError at once where the port is taken, or
+        the host is open to others and ``allow_remote`` is not set.
         """
         options = self.options
         if not is_loopback(options.host) and not options.allow_remote:
@@ -105,7 +114,7 @@ class Gateway:
                 f"gateway.host = {options.host!r} can be reached from elsewhere: set gateway.allow_remote = true where "
                 "that is meant"
             )
-        listener = _bind(options.host, options.port)
+        listener = bind(options.host, options.port) if listener is None else listener
         try:
             if isinstance(self.sampler, HttpSampler):
                 await self.sampler.start()
@@ -167,10 +176,14 @@ class Gateway:
         return f"{self.options.public_url or self.url}/s/{session_id}/v1"
 
     def add(self, source: Source, *, key: str) -> str:
-        """Serve a session whose replies come from *source*; its id. *key* names it in logs."""
+        """Serve a session whose replies come from *source*; its id. *key* names it in logs. Its ``token`` opens what
+        OpenAI's clients ask of it, and its task, and nothing else here.
+        """
         slug = re.sub(r"[^A-Za-z0-9]+", "-", key).strip("-")[:60]
         id_ = f"{slug}-{secrets.token_hex(6)}" if slug else secrets.token_hex(8)
-        self.sessions[id_] = GatewaySession(id_, source, self._sampling, {"key": key})
+        token = secrets.token_urlsafe(32)
+        keep_secret(token)
+        self.sessions[id_] = GatewaySession(id_, source, self._sampling, {"key": key}, token=token)
         return id_
 
     async def remove(self, session_id: str) -> None:
@@ -179,6 +192,8 @@ class Gateway:
         if session is not None:
             await session.end()
             self.sessions.pop(session_id, None)
+            if session.token is not None:
+                forget_secret(session.token)
 
     def create(self, body: dict[str, Any]) -> GatewaySession:
         """The session that ``POST /sessions`` asks for."""
@@ -256,7 +271,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there. FerruleError where it cannot."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

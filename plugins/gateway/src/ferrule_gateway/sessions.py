@@ -48,6 +48,9 @@ class GatewaySession:
     created: float = attrs.field(factory=time.time)
     over_http: bool = False
     writer: Writer | None = None
+    token: str | None = None
+    """Opens this session alone, for whoever must not have the gateway's."""
+
     counters: Counters = attrs.field(factory=Counters)
     history: History = attrs.field(factory=History)
     flights: set[Flight] = attrs.field(factory=set)
