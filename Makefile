@@ -11,12 +11,14 @@
 #   TORCH_INDEX  another index for torch. On Linux the default torch brings gigabytes of CUDA; the CPU build:
 #                make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #   SEED         the demo's seed
+#   WORKERS      how many processes the tests run in; 0: in one, in order
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 SEED ?= 1
+WORKERS ?= auto
 # Another version would format otherwise.
 RUFF = ruff==0.17.6
 # What carries the tokenizers, templates and the model of tests/assets, and a tinker-cookbook whose requirement of
@@ -45,7 +47,7 @@ $(VENV)/installed: $(PROJECTS)
 	@echo "making the environment in $(VENV) (some minutes the first time)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	@$(PIP) hatchling editables "pytest>=8" "pytest-asyncio>=0.24" "hypothesis>=6.100" $(RUFF)
+	@$(PIP) hatchling editables "pytest>=8" "pytest-asyncio>=0.24" "pytest-xdist>=3.6" "hypothesis>=6.100" $(RUFF)
 	@$(PIP) --no-build-isolation $(foreach folder,$(FOLDERS),-e "$(folder)")
 	@touch $@
 
@@ -60,7 +62,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/ferrule train contrib/gridsim/train.toml --seed $(SEED) --runs runs
 
 test: $(VENV)/assets
-	$(QUIET) $(VENV)/bin/python -m pytest -q
+	$(QUIET) $(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 install: $(VENV)/assets
 

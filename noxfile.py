@@ -20,7 +20,7 @@ PYTHONS = os.environ.get("FERRULE_PYTHONS", "3.11,3.12,3.13").split(",")
 TORCH_PYTHONS = os.environ.get("FERRULE_TORCH_PYTHONS", ",".join(PYTHONS)).split(",")
 TORCH = os.environ.get("FERRULE_TORCH", "torch==2.13.0")
 RUFF = "ruff==0.17.6"
-TEST_TOOLS = ["pytest>=8", "pytest-asyncio>=0.24", "hypothesis>=6.100"]
+TEST_TOOLS = ["pytest>=8", "pytest-asyncio>=0.24", "pytest-xdist>=3.6", "hypothesis>=6.100"]
 # What carries the tokenizers, templates and the model of tests/assets; installed without what it depends on.
 ASSETS = [
     "trl==1.16.0",
@@ -127,7 +127,7 @@ for _distribution in DISTRIBUTIONS.values():
 def tests(session: nox.Session) -> None:
     """Everything, all distributions together, on one Python: what `make test` runs."""
     install(session, list(DISTRIBUTIONS.values()))
-    run_tests(session)
+    run_tests(session, "-n", "auto", "--dist", "loadfile")
 
 
 @nox.session(python=PYTHONS[0])

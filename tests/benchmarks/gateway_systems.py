@@ -204,7 +204,7 @@ class Ours(System):
         )
         self.token = folder / "token"
         flags = ["--port", str(port), "--token-file", str(self.token), "--json"]
-        return [sys.executable, "-m", "ferrule", "gateway", str(folder / "gateway.toml"), *flags]
+        return [sys.executable, "-m", "ferrule", "gateway", str(folder / "gateway.toml"), "--in-memory", *flags]
 
     async def create(self, http: aiohttp.ClientSession, url: str, session: str) -> None:
         self.headers = {"authorization": f"Bearer {self.token.read_text().strip()}"}

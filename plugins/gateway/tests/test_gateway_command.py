@@ -364,3 +364,19 @@ async def test_on_a_terminal_the_token_is_shown_and_one_line_says_how_it_goes(ru
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_what_was_captured_outlives_the_process_unless_it_is_kept_in_memory(run, stub, tmp_path) -> None:
+    upstream = await stub(answer)
+    config = CONFIG.replace('[gateway]\nstore = "captured"\n', "")
+    for flags, kept in (((), ["first.jsonl"]), (("--in-memory",), [])):
+        gateway = await run(upstream.url, "--json", *flags, config=config)
+        await gateway.call("POST", "/sessions", {"id": "first"})
+        assert (await gateway.chat("first", HELLO))[0] == 200
+        gateway.process.terminate()
+        code, _, err = await gateway.ended()
+        assert code == 0, err
+        folder = tmp_path / "gateway-sessions"
+        assert [file.name for file in folder.glob("*")] == kept
+        for file in folder.glob("*"):
+            file.unlink()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _THINKING = {
     "template": "as the model's template has it",
-    "keep": "all of it stays in view",
+    "keep": "what was sampled stays in view",
     "strip": "none of it is shown again",
 }
 

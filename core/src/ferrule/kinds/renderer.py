@@ -128,8 +128,9 @@ class Renderer(Plugin, abc.ABC):
 
     @attrs.frozen
     class Config(Plugin.Config):
-        """``thinking``: what becomes of earlier reasoning. ``template``: what the model's template does; ``keep``: all
-        of it stays in view, and every reply extends the history; ``strip``: none of it is shown again.
+        """``thinking``: what becomes of earlier reasoning. ``template``: what the model's template does; ``keep``: what
+        was sampled stays in view, and every reply extends the history (where a history must be rendered anew all the
+        same, a renderer shows what its template can show); ``strip``: none of it is shown again.
         """
 
         thinking: Literal["template", "keep", "strip"] = "template"

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from ferrule import FerruleError, RunInfo, Sampler, get_logger, load_config
@@ -47,6 +48,11 @@ GRACE = 30.0
     default=None,
     help="Write the token to this file, for its owner alone. [default: the terminal; without one, a new file]",
 )
+@click.option(
+    "--in-memory",
+    is_flag=True,
+    help="Keep captured turns in memory alone: they end with their session, or with this process.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print where it serves as JSON; progress goes to stderr.")
 @click.pass_context
 def command(
@@ -57,13 +63,15 @@ def command(
     allow_remote: bool,
     sets: tuple[str, ...],
     token_file: Path | None,
+    in_memory: bool,
     as_json: bool,
 ) -> None:
     """Serve the model of CONFIG as OpenAI's API is served, to agents that speak HTTP, and capture per session, token for
     token, what they were shown and sampled.
 
     CONFIG names a [renderer] and either an [upstream] that takes token ids or a [trainer]. An interrupt lets what is in
-    flight end; a second one stops at once.
+    flight end; a second one stops at once. What was captured stays in gateway.store, by default the folder
+    gateway-sessions beside CONFIG.
     """
     from .config import GatewayConfig
 
@@ -71,11 +79,14 @@ def command(
     if allow_remote:
         flags.append("gateway.allow_remote=true")
     loaded = load_config(GatewayConfig, config, [*sets, *flags])
+    folder = Path(config).absolute().parent
+    store = None if in_memory else loaded.gateway.store or folder / "gateway-sessions"
+    loaded = attrs.evolve(loaded, gateway=attrs.evolve(loaded.gateway, store=store))
     new_event_loop = asyncio.new_event_loop
     with contextlib.suppress(ImportError):  # not everywhere to be had
         from uvloop import new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        ctx.exit(runner.run(_serve(loaded, Path(config).absolute().parent, token_file, as_json)))
+        ctx.exit(runner.run(_serve(loaded, folder, token_file, as_json)))
 
 
 async def _serve(config: GatewayConfig, folder: Path, token_file: Path | None, as_json: bool) -> int:
