@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -191,9 +192,7 @@ class Template:
             # Marks around the whole content first; where the template trims it (some trim what the assistant said
             # alone), around what is not blank.
             try:
-                marked = self.text(
-                    wires(lambda text, n, said, t=trims: marks.around(text, n, inner=t[said])), tools, generation, marks
-                )
+                marked = self.text(wires(partial(_around, marks, trims)), tools, generation, marks)
             except Refused:
                 continue
             text, places, _ = marks.strip(marked)
@@ -250,6 +249,11 @@ class Template:
         if hidden and not self._warned:
             self._warned = True
             log.warning("tools_not_shown", tools=hidden, detail="the chat template leaves out the tools it is given")
+
+
+def _around(marks: Marks, trims: tuple[bool, bool], text: str, number: int, said: bool) -> str:
+    """*text* with its marks; *trims*: whether the template trims what others said, and what the assistant said."""
+    return marks.around(text, number, trims[said])
 
 
 def offered(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
