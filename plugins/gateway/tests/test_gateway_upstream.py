@@ -210,6 +210,16 @@ def without_stop(body):
     return body
 
 
+def retyped(body, make):
+    body["choices"][0]["token_ids"] = [make(id_) for id_ in body["choices"][0]["token_ids"]]
+    return body
+
+
+def positive_logprob(body):
+    body["choices"][0]["logprobs"]["token_logprobs"][1] = 0.25
+    return body
+
+
 def other_prompt(body):
     body["usage"]["prompt_tokens"] += 1
     return body
@@ -233,7 +243,20 @@ async def test_ids_are_read_from_the_names_of_tokens_where_an_older_server_gives
         (choice(finish_reason=None), "finish_reason is None"),
         (without_stop, "stop token that it leaves out"),
         (other_prompt, "tokens of prompt"),
+        (choice(token_ids=[5, 6.5]), "token ids and"),
+        (lambda body: retyped(body, float), "token ids are no integers"),
+        (lambda body: retyped(body, str), "token ids are no integers"),
+        (lambda body: retyped(body, bool), "token ids are no integers"),
+        (lambda body: retyped(body, lambda id_: [id_]), "token ids are no integers"),
+        (lambda body: retyped(body, lambda id_: id_ + 2**40), "no numbers"),
+        (choice(logprobs={"content": ["a"]}), "tokens are not as they should be"),
+        (choice(token_ids=None, logprobs={"tokens": ["token_id:x"]}), "tokens are not as they should be"),
+        (positive_logprob, "logprob of its token 1 is 0.25"),
+        (lambda body: body | {"weight_version": -2}, "weight version is -2"),
+        (lambda body: body | {"weight_version": 2**40}, "weight version is 1099511627776"),
         (lambda body: {"choices": []}, "no completion"),
+        (lambda body: {"choices": "abc"}, "no completion"),
+        (lambda body: None, "no completion"),
         (lambda body: [], "no completion"),
     ],
 )
@@ -244,6 +267,36 @@ async def test_an_answer_that_cannot_be_trained_on_is_refused_and_says_why(stub,
         await sampled(upstream)
     assert (caught.value.status, caught.value.code) == (502, "upstream_unusable")
     assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("usage", [None, [1], "x", {"completion_tokens": "x"}])
+async def test_what_an_answer_counts_is_no_reason_to_refuse_it_where_it_is_no_count(stub, sampled, usage) -> None:
+    upstream = await stub(answer)
+    upstream.change = lambda body: body | {"usage": usage}
+    assert (await sampled(upstream)).ids.tolist() == upstream.answers[0][0]
+
+
+async def test_more_tokens_than_were_asked_for_are_refused(stub, sampled) -> None:
+    upstream = await stub(answer)
+
+    def more(body):
+        made = body["choices"][0]
+        made["token_ids"] += [5, 5]
+        made["logprobs"]["token_logprobs"] += [-1.0, -1.0]
+        return body
+
+    upstream.change = more
+    with pytest.raises(UpstreamError, match="it has 5 tokens, and max_tokens was 3"):
+        await sampled(upstream, params=ferrule.SamplingParams(max_tokens=3))
+
+
+@pytest.mark.parametrize("status", [302, 600, 999])
+async def test_a_status_that_is_no_error_of_http_is_a_bad_gateway(serve, stub, status: int) -> None:
+    upstream = await stub(lambda prompt, number: (status, "{}", {}))
+    served = await serve(sampler=HttpSampler(UpstreamOptions((upstream.url,))))
+    got, out = await served.chat(await served.session(), HELLO)
+    assert (got, out["error"]["code"]) == (502, "upstream_error")
+    assert f"answered {status}" in out["error"]["message"]
 
 
 async def test_an_unknown_logprob_keeps_its_place_where_none_is_needed(serve, stub) -> None:

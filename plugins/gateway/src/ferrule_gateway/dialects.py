@@ -26,6 +26,9 @@ Dialect = Literal["vllm", "llama.cpp"]
 
 TOKEN = "token_id:"
 
+ROUNDING = 1e-3
+"""How far above 0 a logprob may come by rounding."""
+
 
 def request_body(dialect: Dialect, model: str | None, prompt: Any, params: SamplingParams, seed: int) -> bytes:
     """The JSON of a ``POST /v1/completions`` for *prompt*, int32[T]."""
@@ -79,21 +82,29 @@ def read_answer(
         raise _unusable(f"it is no completion: {type(error).__name__}: {error}") from error
     if reason not in ("stop", "length"):
         raise _unusable(f"its finish_reason is {reason!r}")
-    usage = body.get("usage") or {}
-    counted = usage.get("prompt_tokens")
+    usage = body.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    counted, sampled = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if counted is not None and counted != prompt_length:
         raise _unusable(f"it counts {counted} tokens of prompt; {prompt_length} were sent")
-    ids, logprobs = _tokens(choice)
+    try:
+        ids, logprobs = _tokens(choice)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unusable(f"its tokens are not as they should be: {type(error).__name__}: {error}") from error
     if len(logprobs) != len(ids):
         raise _unusable(f"it has {len(ids)} token ids and {len(logprobs)} logprobs")
+    if not all(type(id_) is int for id_ in ids):  # numpy would make integers of much else
+        raise _unusable(f"its token ids are no integers: {str(ids)[:80]}")
     if not params.stop_ids.isdisjoint(ids):
         cut = next(i + 1 for i, id_ in enumerate(ids) if id_ in params.stop_ids)
         ids, logprobs, reason = ids[:cut], logprobs[:cut], "stop"
-    elif reason == "stop" and (usage.get("completion_tokens") or 0) > len(ids):
+    elif reason == "stop" and isinstance(sampled, int) and sampled > len(ids):
         raise _unusable(
             "it ended at a stop token that it leaves out, so that nobody knows which one was sampled: "
             "use a newer server, or one that gives it"
         )
+    if len(ids) > params.max_tokens:
+        raise _unusable(f"it has {len(ids)} tokens, and max_tokens was {params.max_tokens}")
     try:
         out_ids = np.array(ids, np.int32)
         out_logprobs = np.array(logprobs, np.float32)  # null becomes NaN
@@ -102,6 +113,9 @@ def read_answer(
     if need_logprobs and not np.isfinite(out_logprobs).all():
         at = int(np.flatnonzero(~np.isfinite(out_logprobs))[0])
         raise _unusable(f"the logprob of its token {at} is unknown, and nothing can be trained on that")
+    if (out_logprobs > ROUNDING).any():
+        at = int(np.flatnonzero(out_logprobs > ROUNDING)[0])
+        raise _unusable(f"the logprob of its token {at} is {out_logprobs[at]:g}, which is above that of certainty")
     versions = np.full(len(ids), _version(body, headers, version), np.int32)
     return Sample(out_ids, out_logprobs, versions, reason)
 
@@ -144,9 +158,12 @@ def _tokens(choice: dict[str, Any]) -> tuple[list[int], list[float | None]]:
 def _version(body: dict[str, Any], headers: Mapping[str, str], fallback: int) -> int:
     for value in (headers.get("x-weight-version"), body.get("weight_version")):
         try:
-            return int(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+            found = int(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
             continue
+        if not 0 <= found < 2**31:
+            raise _unusable(f"its weight version is {found}")
+        return found
     return fallback
 
 

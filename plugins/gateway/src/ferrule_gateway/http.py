@@ -49,6 +49,11 @@ def _urls(value: Any) -> tuple[str, ...]:
     return tuple(re.sub(r"(/v1)?/*$", "", each) for each in ((value,) if isinstance(value, str) else value))
 
 
+def _is_url(instance: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", value):
+        raise ValueError(f"must be addresses such as 'http://127.0.0.1:8000', not {value!r}")
+
+
 @attrs.frozen
 class UpstreamOptions:
     """``[upstream]``: ``urls`` of one or several servers of the same model.
@@ -60,9 +65,7 @@ class UpstreamOptions:
     that tell none.
     """
 
-    urls: tuple[str, ...] = attrs.field(
-        converter=_urls, validator=[v.min_len(1), v.deep_iterable(v.matches_re(r"https?://[^/\s]+(/\S*)?"))]
-    )
+    urls: tuple[str, ...] = attrs.field(converter=_urls, validator=[v.min_len(1), v.deep_iterable(_is_url)])
     model: str | None = None
     dialect: Literal["auto", "vllm", "llama.cpp"] = "auto"
     bearer_env: str | None = None
@@ -173,7 +176,7 @@ class HttpSampler(Sampler):
                 await asyncio.sleep(wait)
                 continue
             what = f"{upstream.url} answered {status}: {error_text(raw)}"
-            raise UpstreamError(status if status >= 400 else 502, "upstream_error", what, wait)
+            raise UpstreamError(status if 400 <= status < 600 else 502, "upstream_error", what, wait)
 
     def _slow(self, upstream: Upstream) -> UpstreamError:
         return UpstreamError(504, "upstream_timeout", f"{upstream.url} did not answer in {self.options.timeout:g} s")
@@ -191,11 +194,11 @@ class HttpSampler(Sampler):
             try:
                 await self._ask_one(upstream)
                 break
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                upstream.struck()
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, AttributeError) as error:
+                upstream.struck()  # the last two: it answers, with JSON of another shape
                 problems.append(f"{upstream.url}: {type(error).__name__}: {error}")
         else:
-            raise FerruleError("no upstream answers: " + "; ".join(problems))
+            raise FerruleError(f"no upstream answers: {'; '.join(problems)}. Start it, or set upstream.urls to where it listens")
         if not self.context_length:
             raise FerruleError("the upstream does not tell its context length: set upstream.context_length")
 
