@@ -679,3 +679,39 @@ async def test_a_run_leaves_no_folder_and_its_programs_bear_its_mark(stage) -> N
     assert not task.parent.exists()
     await harness.close()
     assert not folder.exists()
+
+
+async def test_whatever_a_program_sends_its_task_it_is_told_what_is_wrong(stage) -> None:
+    text = """
+    def look(**function):
+        status, out = play("calls", {"tool_calls": [{"id": str(len(seen)), "function": {"name": "look", **function}}]})
+        seen.append(out["messages"][0]["content"] if status == 200 else out)
+        return seen[-1]
+
+    seen = []
+    assert "nested too deep" in look(arguments="[" * 5000)
+    assert "not an object" in look(arguments="5")
+    assert "not an object" in look(arguments=5)
+    assert "not JSON" in look(arguments="{")
+    assert look(arguments={"at": "it"}) == "seen it"
+    assert look(arguments=json.dumps({"at": chr(0xD800)})) == "seen ?"
+    for message, param in ((5, "message"), ({"content": {"a": 1}}, "message.content"),
+                           ({"content": "x", "tool_calls": 5}, "message.tool_calls"), ({"role": ["x"]}, "message.role"),
+                           ({"role": "user", "content": "x"}, "message.role")):
+        status, error = play("end", {"message": message})
+        assert (status, error["param"]) == (400, param), error
+    assert play("end", {"message": {"content": [{"type": "text", "text": "in parts"}]}})[0] == 200
+    """
+    task = Rooms()
+    episode = await stage.play(text, [said("ok")], task)
+    assert episode.failure is None, episode.error
+    assert task.runs[0].replies == ["in parts"]
+
+
+async def test_a_program_that_removes_what_it_was_given_harms_no_other(stage) -> None:
+    player = stage.player(
+        stage.program("import shutil\nshutil.rmtree(os.environ['FERRULE_PROGRAMS'])\nask(hi)"), [said("ok")]
+    )
+    for attempt in range(2):
+        episode = await player.play(Rooms(), attempt)
+        assert episode.failure is None, episode.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -92,7 +93,11 @@ class Answer:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def json(self, status: int, data: Any, headers: Mapping[str, str] | None = None) -> None:
-        await self.whole(status, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY), headers=headers)
+        try:
+            body = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+        except TypeError:  # half of a surrogate pair, of a file's name or its bytes: no UTF-8 can say it
+            body = json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+        await self.whole(status, body, headers=headers)
 
     async def error(self, error: WireError, *, as_event: bool = False) -> None:
         """Say *error*: by its status, or in the body where 200 was said before, there *as_event* of a stream."""

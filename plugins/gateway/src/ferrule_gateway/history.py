@@ -75,7 +75,7 @@ class History:
         if not isinstance(wire, dict):
             raise bad(f"messages[{index}]", f"messages[{index}] must be an object", "invalid_type")
         if wire.get("role") != "assistant":
-            message = read_message(wire, index)
+            message = read_message(wire, f"messages[{index}].")
             return held if held is not None and held == message else message
         mark = mark_of(wire, f"messages[{index}].")
         if line is not None and held is line.reply and held is not None and mark == line.mark:
@@ -88,7 +88,7 @@ class History:
             if isinstance(reasoning, str):
                 return next((each for each in reversed(same) if each.reasoning == reasoning), same[-1])
             return same[-1]
-        message = read_message(wire, index)
+        message = read_message(wire, f"messages[{index}].")
         return held if held is not None and held == message else message
 
 

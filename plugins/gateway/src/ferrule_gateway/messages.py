@@ -69,9 +69,8 @@ def calls_of(wire: dict[str, Any], where: str) -> list[tuple[str, str, str]]:
     return out
 
 
-def read_message(wire: dict[str, Any], index: int) -> Message:
-    """The Message that message *index* of a request is."""
-    where = f"messages[{index}]."
+def read_message(wire: dict[str, Any], where: str) -> Message:
+    """The Message that *wire* is; *where* names it in errors: ``messages[0].``."""
     role = wire.get("role")
     if role == "developer":
         role = "system"

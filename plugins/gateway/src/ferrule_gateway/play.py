@@ -24,8 +24,9 @@ from ferrule import (
     Turn,
 )
 
+from .checks import wrong
 from .errors import NO_RETRY, WireError, bad
-from .messages import read_call
+from .messages import read_call, read_message
 
 if TYPE_CHECKING:
     import numpy as np
@@ -272,10 +273,9 @@ def _said(value: Any) -> Message | None:
     """The message that ends a turn, where the program gives one of its own: text, or a message of the assistant."""
     if value is None or isinstance(value, str):
         return value if value is None else Message("assistant", value)
-    try:
-        message = Message.from_openai({**value, "role": value.get("role", "assistant")})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise bad("message", f"message is no chat message: {error}") from None
+    if not isinstance(value, dict):
+        raise wrong("message", "text or an assistant's message", value)
+    message = read_message({"role": "assistant", **value}, "message.")
     if message.role != "assistant":
         raise bad("message.role", f"a turn is ended by the assistant, not by {message.role!r}")
     return message

@@ -120,6 +120,7 @@ class Program(Harness, name="program"):
         if turn is None:
             return
         gateway, guard = await self._started(rollout)
+        guard.folder.mkdir(mode=0o700, exist_ok=True)  # a program may have removed it
         folder = Path(tempfile.mkdtemp(prefix="", dir=guard.folder))
         source = EpisodeSource(play, rollout)
         session = gateway.add(source, key=f"{play.task.id}#{play.attempt}")
