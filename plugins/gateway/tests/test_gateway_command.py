@@ -153,8 +153,11 @@ async def test_what_was_captured_is_readable_after_a_kill_in_the_middle_of_a_req
     one = (await second.call("GET", "/sessions/one"))[1]
     assert one["metadata"] == {"task": 1}
     assert (await second.call("GET", "/sessions/empty/trajectory"))[1]["segments"] == []
-    assert (await second.chat("one", HELLO))[0] == 404
-    assert (await second.call("POST", "/sessions", {"id": "one"}))[1]["error"]["code"] == "session_exists"
+    status, out = await second.chat("one", HELLO)
+    assert (status, out["error"]["message"]) == (404, "the session 'one' is closed: create another")
+    _, out = await second.call("POST", "/sessions", {"id": "one"})
+    assert out["error"]["code"] == "session_exists"
+    assert "in the store: take another id, or DELETE it first" in out["error"]["message"]
     assert (await second.call("DELETE", "/sessions/one"))[0] == 200
     assert (await second.call("GET", "/sessions/one/trajectory"))[0] == 404
     assert [path.name for path in (tmp_path / "captured").iterdir()] == ["empty.jsonl"]
@@ -207,15 +210,20 @@ async def test_it_says_where_it_serves_and_how_to_point_a_client_at_it_and_never
     assert stat.S_IMODE((tmp_path / "captured").stat().st_mode) == 0o700
     running.token = file.read_text().strip()
     running.url = re.search(r"at (http://\S+)", said)[1]
-    assert f"export OPENAI_BASE_URL={running.url}/s/first/v1" in said
+    assert f"export OPENAI_BASE_URL={running.url}/s/session-1/v1" in said
     assert 'export OPENAI_API_KEY="$(cat the.token)"' in said
-    await running.call("POST", "/sessions", {"id": "first"})
-    await converse(running, "first", 2)
+    assert (await running.call("POST", "/sessions", {"id": "session-1"}))[0] == 201
+    await converse(running, "session-1", 2)
     running.process.send_signal(signal.SIGTERM)
     code, out, err = await running.ended()
     assert code == 0
     assert running.token not in out + err
-    assert running.token not in (tmp_path / "captured" / "first.jsonl").read_text()
+    assert running.token not in (tmp_path / "captured" / "session-1.jsonl").read_text()
+    # What is said after another start holds as well: that session is taken.
+    running = await run(upstream.url, wait=False)
+    while "trajectory" not in await running.line():
+        pass
+    assert '-d \'{"id": "session-2"}\'' in "".join(running.out)
 
 
 async def test_without_a_terminal_the_token_lies_in_a_file_that_goes_with_the_process(run, stub) -> None:

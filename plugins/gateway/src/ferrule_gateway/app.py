@@ -204,7 +204,10 @@ class Api:
                 )
         session = self.gateway.sessions.get(id_)
         if session is None or session.closed:
-            raise WireError(404, "session_not_found", f"there is no session {id_!r}")
+            store = self.gateway.store
+            closed = store is not None and id_ in store
+            what = f"the session {id_!r} is closed: create another" if closed else f"there is no session {id_!r}"
+            raise WireError(404, "session_not_found", what)
         if serving:
             if self.gateway.stopping:
                 raise WireError(503, "shutting_down", "the gateway is shutting down")

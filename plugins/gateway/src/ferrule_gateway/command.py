@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
 import os
 import signal
@@ -166,6 +167,8 @@ def _introduce(gateway: Gateway, config: GatewayConfig, token_file: Path | None)
     """Say where it serves, and how a client is pointed at it."""
     # On a terminal the token itself; elsewhere output ends in logs, where no token belongs.
     key = gateway.token if token_file is None else f'"$(cat {token_file})"'
+    # One that an earlier start has not captured.
+    first = next(id_ for n in itertools.count(1) if (id_ := f"session-{n}") not in (gateway.store or ()))
     why = f" ({config.renderer.why})" if config.renderer.why else ""
     lines = [
         f"serving {gateway.model} at {gateway.url}",
@@ -174,10 +177,10 @@ def _introduce(gateway: Gateway, config: GatewayConfig, token_file: Path | None)
         "",
         "# a session, and a client pointed at it:",
         f"export OPENAI_API_KEY={key}",
-        f'curl -s -X POST {gateway.url}/sessions -H "Authorization: Bearer $OPENAI_API_KEY" -d \'{{"id": "first"}}\'',
-        f"export OPENAI_BASE_URL={gateway.base_url('first')}",
+        f'curl -s -X POST {gateway.url}/sessions -H "Authorization: Bearer $OPENAI_API_KEY" -d \'{{"id": "{first}"}}\'',
+        f"export OPENAI_BASE_URL={gateway.base_url(first)}",
         "# what it captured:",
-        f'curl -s {gateway.url}/sessions/first/trajectory -H "Authorization: Bearer $OPENAI_API_KEY"',
+        f'curl -s {gateway.url}/sessions/{first}/trajectory -H "Authorization: Bearer $OPENAI_API_KEY"',
         "",
     ]
     click.echo("\n".join(lines))

@@ -209,7 +209,8 @@ class Gateway:
         elif not ID.fullmatch(id_):
             raise bad("id", "id must be letters, digits and ._~- only, at most 128, a letter or digit first")
         elif id_ in self.sessions or (self.store is not None and id_ in self.store):
-            raise WireError(409, "session_exists", f"there is a session {id_!r} already", "id", NO_RETRY)
+            closed = "" if id_ in self.sessions else ", closed, in the store: take another id, or DELETE it first"
+            raise WireError(409, "session_exists", f"there is a session {id_!r} already{closed}", "id", NO_RETRY)
         forced = forced_sampling(body)
         metadata = body.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
