@@ -198,7 +198,9 @@ class HttpSampler(Sampler):
                 upstream.struck()  # the last two: it answers, with JSON of another shape
                 problems.append(f"{upstream.url}: {type(error).__name__}: {error}")
         else:
-            raise FerruleError(f"no upstream answers: {'; '.join(problems)}. Start it, or set upstream.urls to where it listens")
+            raise FerruleError(
+                f"no upstream answers: {'; '.join(problems)}. Start it, or set upstream.urls to where it listens"
+            )
         if not self.context_length:
             raise FerruleError("the upstream does not tell its context length: set upstream.context_length")
 
