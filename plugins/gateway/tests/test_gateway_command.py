@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import stat
+import struct
 import sys
 from pathlib import Path
 
@@ -197,6 +198,35 @@ async def test_a_signal_lets_what_is_in_flight_end_and_a_second_one_does_not_wai
             await asyncio.gather(request, return_exceptions=True)
         lines = (tmp_path / "captured" / f"s{patient}.jsonl").read_bytes().splitlines()
         assert len(lines) == 1 + patient
+
+
+async def test_clients_that_leave_in_the_middle_of_an_answer_or_take_none_do_not_keep_it_from_ending(run, stub) -> None:
+    upstream = await stub(lambda prompt, number: "x" * 20_000 + END)
+    gateway = await run(upstream.url, "--json", "--set", "sampling.max_tokens=25000")
+    await gateway.call("POST", "/sessions", {"id": "first"})
+    assert (await gateway.chat("first", HELLO))[0] == 200
+    host, port = gateway.url.removeprefix("http://").split(":")
+    head = f"GET /sessions/first/trajectory HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.token}\r\n\r\n"
+    clients = []
+    for _ in range(2):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(head.encode() * 60)
+        clients.append(client)
+    await asyncio.sleep(1.0)  # until what they do not take fills what lies between
+    clients[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    clients[0].close()
+    assert (await gateway.call("GET", "/sessions/first"))[0] == 200
+    gateway.process.terminate()
+    while "stopping" not in (line := (await gateway.process.stderr.readline()).decode()):
+        assert "Traceback" not in line
+    await asyncio.sleep(0.3)
+    gateway.process.terminate()
+    code, _, err = await gateway.ended()
+    clients[1].close()
+    assert code == 130
+    assert "Traceback" not in err
 
 
 async def test_it_says_where_it_serves_and_how_to_point_a_client_at_it_and_never_the_token(run, stub, tmp_path) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 from typing import Any
 
 import pytest
+from ferrule_gateway import server
+
+from ferrule import SamplingParams
 
 END = "<|im_end|>"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -136,6 +140,41 @@ async def test_a_body_that_comes_after_its_session_has_ended_is_not_sampled(serv
     if stopping is not None:
         await stopping
     assert served.sampler.samples == {}
+    assert served.sampler.open_now.total() == 0
+
+
+@pytest.mark.parametrize("patient", [True, False], ids=["one stop", "a stop again"])
+@pytest.mark.parametrize("client", ["takes nothing", "sends half"])
+async def test_a_stop_waits_for_no_client_for_ever_and_one_that_is_made_again_not_at_all(
+    serve, monkeypatch, client: str, patient: bool
+) -> None:
+    served = await serve(lambda *_: "x" * 20_000 + END, sampling=SamplingParams(max_tokens=25_000))
+    id_ = await served.session()
+    await served.chat(id_, HELLO)
+    peer = socket.socket()
+    peer.setblocking(False)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(peer, ("127.0.0.1", int(served.gateway.url.rpartition(":")[2])))
+    if client == "takes nothing":
+        await loop.sock_sendall(peer, written(served, "GET", f"/sessions/{id_}/trajectory") * 60)
+        await asyncio.sleep(0.5)  # until what is not taken fills what lies between
+    else:
+        await loop.sock_sendall(peer, written(served, "POST", f"/s/{id_}/v1/chat/completions", chat())[:-5])
+        while served.gateway.sessions[id_].counters.requests == 1:
+            await asyncio.sleep(0.01)
+    if patient:
+        monkeypatch.setattr(server, "LAST", 0.3)
+        await asyncio.wait_for(served.gateway.stop(), 5)
+    else:
+        stopping = asyncio.ensure_future(served.gateway.stop())
+        await asyncio.sleep(0.3)
+        assert not stopping.done()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        await asyncio.wait_for(served.gateway.stop(0.0), 3)
+    peer.close()
     assert served.sampler.open_now.total() == 0
 
 

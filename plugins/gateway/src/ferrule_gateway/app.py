@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,8 @@ class Endpoint:
             self._gateway.counters.errors += 1
             if call.session is not None:
                 call.session.counters.errors += 1
-            await call.answer.error(wire, as_event=call.streams)
+            with contextlib.suppress(Gone):
+                await call.answer.error(wire, as_event=call.streams)
 
 
 class Api:
@@ -302,7 +304,8 @@ def make_app(gateway: Gateway) -> Any:
             error = WireError(
                 401, "invalid_api_key", f"the bearer token {what}", headers={"www-authenticate": "Bearer"}
             )
-            await Answer(send, scope["http_version"]).error(error)
+            with contextlib.suppress(Gone):
+                await Answer(send, scope["http_version"]).error(error)
             return
         # Nearly every request is of this kind, and need not be looked for in the table.
         id_ = _chats_in(scope)

@@ -68,29 +68,38 @@ class Answer:
         self._in_parts = version != "1.0"
         self.begun = False
 
+    async def _say(self, message: MutableMapping[str, Any]) -> None:
+        """Send *message*. Raises Gone where the client went away while it waited to be sent."""
+        try:
+            await self._send(message)
+        except RuntimeError as error:
+            if "closed" not in str(error):  # uvloop's way to say it
+                raise
+            raise Gone from error
+
     async def whole(
         self, status: int, body: bytes, content_type: bytes = JSON, headers: Mapping[str, str] | None = None
     ) -> None:
         """Answer with *body*; where the answer has begun, with what is left of it."""
         if self.begun:
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            await self._say({"type": "http.response.body", "body": body, "more_body": False})
             return
         lines = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
         lines += [(key.encode("latin-1"), value.encode("latin-1")) for key, value in (headers or {}).items()]
         self.begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": lines})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._say({"type": "http.response.start", "status": status, "headers": lines})
+        await self._say({"type": "http.response.body", "body": body, "more_body": False})
 
     async def begin(self, content_type: bytes) -> None:
         """Say 200; no other status can be said from here on."""
         if not self.begun and self._in_parts:
             self.begun = True
             lines = [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-            await self._send({"type": "http.response.start", "status": 200, "headers": lines})
+            await self._say({"type": "http.response.start", "status": 200, "headers": lines})
 
     async def part(self, body: bytes) -> None:
         if self._in_parts:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._say({"type": "http.response.body", "body": body, "more_body": True})
 
     async def json(self, status: int, data: Any, headers: Mapping[str, str] | None = None) -> None:
         try:

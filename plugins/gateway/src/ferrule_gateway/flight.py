@@ -76,6 +76,9 @@ class Flight:
         self._beats = asyncio.ensure_future(self._beating())
 
     async def _beating(self) -> None:
-        while True:
-            await self._on_beat()
-            await asyncio.sleep(self._beat)
+        try:
+            while True:
+                await self._on_beat()
+                await asyncio.sleep(self._beat)
+        except Gone as gone:
+            self.end(gone)

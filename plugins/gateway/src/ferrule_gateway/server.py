@@ -43,6 +43,9 @@ log = get_logger("ferrule_gateway")
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than what clients' pools do, or they would write into closed ones."""
 
+LAST = 5.0
+"""Seconds that clients have at the end to take what they were sent; a tenth of that where it must end at once."""
+
 CANARY = 10
 """After so many completions, all of them empty, the upstream is called dead."""
 
@@ -135,7 +138,6 @@ class Gateway:
                 http="httptools",
                 ws="none",
                 timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=5,
             )
         )
         self._serving = asyncio.ensure_future(self._server.serve(sockets=[listener]))
@@ -159,7 +161,11 @@ class Gateway:
             await self.remove(session.id)
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
-            await self._serving
+            drop = asyncio.get_running_loop().call_later(LAST if grace > 0 else LAST / 10, self._server.drop)
+            try:
+                await asyncio.shield(self._serving)  # a second stop, which has no patience, goes on with it
+            finally:
+                drop.cancel()
             self._server = self._serving = None
         if self._reaper is not None:
             self._reaper.cancel()
@@ -266,6 +272,12 @@ class Gateway:
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the process is not its own."""
+
+    def drop(self) -> None:
+        """Cut the connections that are left: their clients take nothing, or have not sent all that they announced."""
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
