@@ -19,7 +19,8 @@ from ferrule import (
     ReplyParser,
     TokenKind,
     answer_order,
-    sort_answers,
+    delta_order,
+    refused_delta,
 )
 
 ACTION, OBSERVATION, SCAFFOLD = TokenKind.ACTION, TokenKind.OBSERVATION, TokenKind.SCAFFOLD
@@ -103,15 +104,10 @@ class Small(Renderer, name="small"):
         return [(block + END, SCAFFOLD, False)]
 
     def bridge(self, tail, messages, tools=()):
-        if all(m.role == "assistant" for m in messages):
-            return NoBridge("empty_delta", "nothing new")
-        if any(m.role == "assistant" for m in messages):
-            return NoBridge("no_bridge", "a reply from elsewhere")
-        if tuple(tools) != tuple(tail.tools):
-            return NoBridge("tools_changed")
-        calls = {c.id: n for n, c in enumerate(tail.message.tool_calls)}
-        answers = sum(1 for _ in itertools.takewhile(lambda m: m.role == "tool", messages))
-        order = [*sort_answers(list(range(answers)), messages, calls), *range(answers, len(messages))]
+        refusal = refused_delta(tail, messages, tools)
+        if refusal is not None:
+            return refusal
+        order = delta_order(tail, messages)
         return self.put([*self.closing(tail), ("\n", SCAFFOLD, False)], list(messages), order, True)
 
     def parse(self, ids, tools=(), *, opened=()):

@@ -3,7 +3,7 @@ with their calls, and completions read back by the tools' schemas.
 """
 
 from .encoding import MARKUP, Encoder, Guard, Tokens, Unencodable, clean_text, token_kinds
-from .ordering import answer_order, sort_answers
+from .ordering import answer_order, delta_order, refused_delta
 from .parsing import CallIds, ReplyParser, read_call
 from .schema import Unreadable, typed_arguments
 
@@ -18,8 +18,9 @@ __all__ = [
     "Unreadable",
     "answer_order",
     "clean_text",
+    "delta_order",
     "read_call",
-    "sort_answers",
+    "refused_delta",
     "token_kinds",
     "typed_arguments",
 ]

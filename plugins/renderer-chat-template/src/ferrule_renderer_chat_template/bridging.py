@@ -22,7 +22,8 @@ from ferrule import (
     ToolCall,
     ToolSpec,
     clean_text,
-    sort_answers,
+    delta_order,
+    refused_delta,
     token_kinds,
 )
 
@@ -75,19 +76,12 @@ class Bridging:
         self._prints: dict[int, tuple[ToolSpec, str]] = {}
 
     def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
-        if not messages or all(m.role == "assistant" for m in messages):
-            return NoBridge("empty_delta", "nothing but what the model itself said was added")
-        if any(m.role == "assistant" for m in messages):
-            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
-        if tuple(tools) != tuple(tail.tools):
-            return NoBridge("tools_changed", "the tools offered are not those of the message before")
-        calls = {c.id: n for n, c in enumerate(tail.message.tool_calls)}
-        answers = 0
-        while answers < len(messages) and messages[answers].role == "tool":
-            answers += 1
-        order = [*sort_answers(list(range(answers)), messages, calls), *range(answers, len(messages))]
+        refusal = refused_delta(tail, messages, tools)
+        if refusal is not None:
+            return refusal
+        order = delta_order(tail, messages)
         new = [messages[i] for i in order]
-        key = self._key(tail, new, calls, tools)
+        key = self._key(tail, new, tools)
         shape = self._shapes.get(key)
         if shape is None:
             if len(self._shapes) >= _MOST:
@@ -109,8 +103,9 @@ class Bridging:
                 return NoBridge("no_bridge", str(refusal))
         return self._assemble(tail, shape, contents, new, order)
 
-    def _key(self, tail: Tail, new: Sequence[Message], calls: dict[str, int], tools: Sequence[ToolSpec]) -> object:
+    def _key(self, tail: Tail, new: Sequence[Message], tools: Sequence[ToolSpec]) -> object:
         message = tail.message
+        calls = {c.id: n for n, c in enumerate(message.tool_calls)}
         return (
             tail.roles,
             tail.index > len(tail.roles),

@@ -18,7 +18,8 @@ from ferrule import (
     ToolSpec,
     answer_order,
     clean_text,
-    sort_answers,
+    delta_order,
+    refused_delta,
 )
 
 from .families import Family
@@ -220,12 +221,9 @@ class Rendering:
 
     def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
         """What *messages* add after *tail*; its cost is that of the new contents."""
-        if all(m.role == "assistant" for m in messages):
-            return NoBridge("empty_delta", "nothing but what the model itself said was added")
-        if any(m.role == "assistant" for m in messages):
-            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
-        if tuple(tools) != tuple(tail.tools):
-            return NoBridge("tools_changed", "the tools offered are not those of the message before")
+        refusal = refused_delta(tail, messages, tools)
+        if refusal is not None:
+            return refusal
         if self.family.strict and any(m.role == "system" for m in messages):
             return NoBridge("no_bridge", "the template takes a system message only at the beginning")
         if self._strips(tail, messages):
@@ -233,9 +231,7 @@ class Rendering:
         order: Sequence[int] | None = None
         new = messages
         if len(messages) > 1 and messages[0].role == "tool":
-            answers = next((n for n, m in enumerate(messages) if m.role != "tool"), len(messages))
-            calls = {c.id: n for n, c in enumerate(tail.message.tool_calls)}
-            order = [*sort_answers(list(range(answers)), messages, calls), *range(answers, len(messages))]
+            order = delta_order(tail, messages)
             new = [messages[i] for i in order]
         writer = Writer(self.pieces)
         if tail.stop == self.end and len(tail.ids) and tail.ids[-1] == self.end:

@@ -21,8 +21,9 @@ from ferrule import (
     ToolSpec,
     answer_order,
     clean_text,
+    delta_order,
     get_logger,
-    sort_answers,
+    refused_delta,
     token_kinds,
 )
 
@@ -210,17 +211,10 @@ class Rendering:
     # -- deltas --------------------------------------------------------------------------------------------------------
 
     def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
-        if not messages or all(m.role == "assistant" for m in messages):
-            return NoBridge("empty_delta", "nothing but what the model itself said was added")
-        if any(m.role == "assistant" for m in messages):
-            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
-        if tuple(tools) != tuple(tail.tools):
-            return NoBridge("tools_changed", "the tools offered are not those of the message before")
-        answers = 0
-        while answers < len(messages) and messages[answers].role == "tool":
-            answers += 1
-        calls = {c.id: n for n, c in enumerate(tail.message.tool_calls)}
-        order = [*sort_answers(list(range(answers)), messages, calls), *range(answers, len(messages))]
+        refusal = refused_delta(tail, messages, tools)
+        if refusal is not None:
+            return refusal
+        order = delta_order(tail, messages)
         new = [messages[i] for i in order]
 
         try:

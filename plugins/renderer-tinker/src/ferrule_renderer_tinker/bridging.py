@@ -11,7 +11,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from ferrule import MARKUP, Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec, sort_answers
+from ferrule import MARKUP, Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec, delta_order, refused_delta
 
 from .learning import REASON, REPLY
 from .marking import KINDS, OUTPUT, REASONING, Laid
@@ -42,17 +42,10 @@ class Bridging:
         self._verdicts: dict[Hashable, NoBridge | None] = {}
 
     def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
-        if not messages or all(m.role == "assistant" for m in messages):
-            return NoBridge("empty_delta", "nothing but what the model itself said was added")
-        if any(m.role == "assistant" for m in messages):
-            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
-        if tuple(tools) != tuple(tail.tools):
-            return NoBridge("tools_changed", "the tools offered are not those of the message before")
-        calls = {c.id: n for n, c in enumerate(tail.message.tool_calls)}
-        answers = 0
-        while answers < len(messages) and messages[answers].role == "tool":
-            answers += 1
-        order = [*sort_answers(list(range(answers)), messages, calls), *range(answers, len(messages))]
+        refusal = refused_delta(tail, messages, tools)
+        if refusal is not None:
+            return refusal
+        order = delta_order(tail, messages)
         new = [messages[i] for i in order]
         base, said = _base(tail), _said(tail.message)
         shown = [*base, said, *new]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ferrule import Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec
+from ferrule import Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec, refused_delta
 
 from .conversation import Refused
 from .rendering import Located, Rendering
@@ -26,12 +26,9 @@ class Bridging:
         self.family, self.vocabulary = rendering.family, rendering.vocabulary
 
     def bridge(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered | NoBridge:
-        if not messages or all(m.role == "assistant" for m in messages):
-            return NoBridge("empty_delta", "nothing but what the model itself said was added")
-        if any(m.role == "assistant" for m in messages):
-            return NoBridge("no_bridge", "an assistant message that was not sampled here is among the new ones")
-        if tuple(tools) != tuple(tail.tools):
-            return NoBridge("tools_changed", "the tools offered are not those of the message before")
+        refusal = refused_delta(tail, messages, tools)
+        if refusal is not None:
+            return refusal
         if self.thinking == "strip" and tail.message.reasoning and tail.message.reasoning.strip():
             return NoBridge("no_bridge", "thinking = 'strip' shows no earlier thinking again")
         try:
