@@ -315,7 +315,8 @@ async def test_at_its_timeout_a_program_may_tidy_up_and_nothing_that_it_started_
     import signal, subprocess
     ask(hi)
     subprocess.Popen(["sleep", "600"], start_new_session=True)
-    subprocess.Popen(["env", "-i", {sys.executable!r}, "-c", "import time; time.sleep(600)"])
+    bare = subprocess.Popen(["env", "-i", {sys.executable!r}, "-c", "import time; time.sleep(600)"])
+    open("bare", "w").write(str(bare.pid))
     def tidy(*_):
         print("tidied", flush=True)
         sys.exit(3)
@@ -327,6 +328,8 @@ async def test_at_its_timeout_a_program_may_tidy_up_and_nothing_that_it_started_
     assert (episode.termination, episode.reward, episode.failure) == (Termination.TIMEOUT, 0.0, None)
     assert episode.artifacts["stdout"] == "tidied\n"
     assert [m.content for m in episode.messages if m.role == "assistant"] == ["ok"]
+    bare = int((stage.folder / "bare").read_text())
+    assert bare not in ferrule.process_table(), "what has cleared its environment and lost its parent is left"
 
 
 async def test_what_a_program_leaves_running_ends_with_the_episode(stage) -> None:

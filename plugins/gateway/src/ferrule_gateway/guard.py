@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ferrule import kill_all, marked_processes, process_table
@@ -43,17 +44,30 @@ class Guard:
         await asyncio.to_thread(self._process.wait)
 
 
-def kill_marked(name: str, value: str) -> bool:
-    """Kill what the environment variable *name* = *value* marks, and what descends from it: a child may have cleared its
-    environment. False where something is left.
+def family(name: str, value: str) -> dict[int, int]:
+    """What the environment variable *name* = *value* marks, and what descends from it (a child may have cleared its
+    environment), by pid; each with when it started.
+    """
+    found = set(marked_processes(name, value))
+    if not found:
+        return {}
+    table = process_table()
+    for process in sorted(table.values(), key=lambda process: process.start):
+        if process.parent in found or process.session in found:
+            found.add(process.pid)
+    return {pid: table[pid].start for pid in found if pid in table}
+
+
+def kill_marked(name: str, value: str, known: Mapping[int, int] | None = None) -> bool:
+    """Kill the :func:`family`, and of the *known* members of an earlier one those that live: a child that has lost its
+    parent meanwhile is nobody's. False where something is left.
     """
 
     def find() -> set[int]:
-        found = set(marked_processes(name, value))
-        if found:
-            for process in sorted(process_table().values(), key=lambda process: process.start):
-                if process.parent in found or process.session in found:
-                    found.add(process.pid)
+        found = set(family(name, value))
+        if known:
+            table = process_table()
+            found.update(pid for pid, start in known.items() if pid in table and table[pid].start == start)
         return found
 
     return kill_all(find)

@@ -36,7 +36,7 @@ from ferrule import (
     settle,
 )
 
-from .guard import RUN, Guard, kill_marked
+from .guard import RUN, Guard, family, kill_marked
 from .hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -241,12 +241,13 @@ class Program(Harness, name="program"):
 
     async def _terminate(self, running: asyncio.Future[ExecResult], mark: str) -> None:
         """End the program, which may tidy up for *grace* seconds, and then whatever is left of it."""
+        known = await asyncio.to_thread(family, MARK, mark)
         if not running.done():
             for pid in await asyncio.to_thread(marked_processes, MARK, mark):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGTERM)
             await asyncio.wait((running,), timeout=self.config.grace)
-        if not await asyncio.to_thread(kill_marked, MARK, mark):
+        if not await asyncio.to_thread(kill_marked, MARK, mark, known):
             log.warning("processes_left", program=self.argv[0], pids=marked_processes(MARK, mark))
         if not running.done() and (await asyncio.wait((running,), timeout=1.0))[1]:
             running.cancel()
