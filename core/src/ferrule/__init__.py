@@ -91,6 +91,7 @@ _HOMES = {
         "answer_order",
         "clean_text",
         "delta_order",
+        "probe_history",
         "read_call",
         "refused_delta",
         "token_kinds",

@@ -3,7 +3,7 @@ with their calls, and completions read back by the tools' schemas.
 """
 
 from .encoding import MARKUP, Encoder, Guard, Tokens, Unencodable, clean_text, token_kinds
-from .ordering import answer_order, delta_order, refused_delta
+from .ordering import answer_order, delta_order, probe_history, refused_delta
 from .parsing import CallIds, ReplyParser, read_call
 from .schema import Unreadable, typed_arguments
 
@@ -19,6 +19,7 @@ __all__ = [
     "answer_order",
     "clean_text",
     "delta_order",
+    "probe_history",
     "read_call",
     "refused_delta",
     "token_kinds",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -23,6 +22,7 @@ from ferrule import (
     ToolSpec,
     clean_text,
     delta_order,
+    probe_history,
     refused_delta,
     token_kinds,
 )
@@ -150,7 +150,7 @@ class Bridging:
         """Render a short conversation like this one with *new* at its end: its framing, and the contents as they came
         out.
         """
-        base = self._base(tail)
+        base = probe_history(tail, REASON if tail.strippable else None)
         said = self._said(tail.message)
         located = self.template.locate([*base, said, *new], tools, generation=True)
         text = located.text
@@ -176,36 +176,6 @@ class Bridging:
         """Whether the close found at *at* begins the header of the next message, of *role*."""
         opener = self.grammar.openers.get(role, "")
         return bool(opener) and text.startswith(opener, at)
-
-    @staticmethod
-    def _base(tail: Tail) -> list[Message]:
-        """Messages of the roles that came before, as far back as the tail tells, beginning where a conversation can
-        begin.
-        """
-        roles = list(tail.roles)
-        if tail.index > len(roles) or not roles:
-            # Nobody asked among them: they are a long stretch of calls, which somebody asked for before.
-            first = "user" if "user" in roles else "assistant"
-            while roles and roles[0] != first:
-                roles.pop(0)
-            roles = roles if first == "user" else ["user", *roles]
-        base: list[Message] = []
-        for n, role in enumerate(roles):
-            if role == "assistant":
-                count = 0
-                while n + 1 + count < len(roles) and roles[n + 1 + count] == "tool":
-                    count += 1
-                calls = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
-                reasoning = f"{REASON}{n}" if tail.strippable else None
-                base.append(Message("assistant", "" if calls else f"x{n}", reasoning, tool_calls=calls))
-            elif role == "tool":
-                caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
-                base.append(
-                    Message("tool", f"x{n}", tool_call_id=f"fq7id{caller:02d}{n - caller - 1:02d}", name="fq7earlier")
-                )
-            else:
-                base.append(Message(cast(Any, role), f"x{n}"))
-        return base
 
     @staticmethod
     def _said(message: Message) -> Message:

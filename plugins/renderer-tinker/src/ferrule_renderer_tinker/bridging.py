@@ -6,12 +6,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Any, cast
 
 import attrs
 import numpy as np
 
-from ferrule import MARKUP, Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec, delta_order, refused_delta
+from ferrule import (
+    MARKUP,
+    Message,
+    NoBridge,
+    Rendered,
+    Tail,
+    TokenKind,
+    ToolSpec,
+    delta_order,
+    probe_history,
+    refused_delta,
+)
 
 from .learning import REASON, REPLY
 from .marking import KINDS, OUTPUT, REASONING, Laid
@@ -47,7 +57,7 @@ class Bridging:
             return refusal
         order = delta_order(tail, messages)
         new = [messages[i] for i in order]
-        base, said = _base(tail), _said(tail.message)
+        base, said = probe_history(tail, REASON if tail.strippable else None), _said(tail.message)
         shown = [*base, said, *new]
         offered = _ANY_TOOL if tools else ()
         self.rendering.check(shown)
@@ -180,31 +190,6 @@ class Bridging:
             else:
                 run.append(i)
         return out
-
-
-def _base(tail: Tail) -> list[Message]:
-    """Messages of the roles that came before, as far back as the tail tells, beginning where a conversation can begin."""
-    roles = list(tail.roles)
-    if tail.index > len(roles) or not roles:
-        while roles and roles[0] != "user":
-            roles.pop(0)
-        roles = roles or ["user"]
-    base: list[Message] = []
-    for n, role in enumerate(roles):
-        if role == "assistant":
-            count = 0
-            while n + 1 + count < len(roles) and roles[n + 1 + count] == "tool":
-                count += 1
-            calls = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
-            reasoning = f"{REASON}{n}" if tail.strippable else None
-            base.append(Message("assistant", "" if calls else f"x{n}", reasoning, calls))  # type: ignore[arg-type]  # the converter\'s
-        elif role == "tool":
-            caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
-            name = f"fq7id{caller:02d}{n - caller - 1:02d}"
-            base.append(Message("tool", f"x{n}", tool_call_id=name, name="fq7earlier"))
-        else:
-            base.append(Message(cast("Any", role), f"x{n}"))
-    return base
 
 
 def _said(message: Message) -> Message:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from ferrule import Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec, refused_delta
+from ferrule import Message, NoBridge, Rendered, Tail, TokenKind, ToolCall, ToolSpec, probe_history, refused_delta
 
 from .conversation import Refused
 from .rendering import Located, Rendering
@@ -38,7 +38,10 @@ class Bridging:
 
     def _delta(self, tail: Tail, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Rendered:
         rendering = self.rendering
-        base, said = self._base(tail), self._said(tail.message)
+        base, said = (
+            probe_history(tail, _REASON if tail.strippable and self.thinking != "keep" else None),
+            self._said(tail.message),
+        )
         located = rendering.locate([*base, said, *messages], tools)
         layout = rendering.layout(located)
         at = len(base)
@@ -65,30 +68,6 @@ class Bridging:
         for k in range(len(messages)):
             spans[located.order[at + 1 + k] - at - 1] = (starts[k], max(starts[k], starts[k + 1]))
         return Rendered(ids, kinds, tuple(spans), rendering.opened)
-
-    def _base(self, tail: Tail) -> list[Message]:
-        """Messages of the roles that came before, beginning where a conversation can begin."""
-        roles = list(tail.roles)
-        if tail.index > len(roles) or not roles:
-            while roles and roles[0] != "user":
-                roles.pop(0)
-            roles = roles or ["user"]
-        base: list[Message] = []
-        for n, role in enumerate(roles):
-            if role == "assistant":
-                count = 0
-                while n + 1 + count < len(roles) and roles[n + 1 + count] == "tool":
-                    count += 1
-                calls: Any = tuple(ToolCall(f"fq7id{n:02d}{k:02d}", "fq7earlier", {"value": "x"}) for k in range(count))
-                reasoning = f"{_REASON}{n}" if tail.strippable and self.thinking != "keep" else None
-                base.append(Message("assistant", "" if calls else f"x{n}", reasoning, tool_calls=calls))
-            elif role == "tool":
-                caller = max((k for k in range(n) if roles[k] == "assistant"), default=0)
-                name = f"fq7id{caller:02d}{n - caller - 1:02d}"
-                base.append(Message("tool", f"x{n}", tool_call_id=name, name="fq7earlier"))
-            else:
-                base.append(Message(cast(Any, role), f"x{n}"))
-        return base
 
     def _said(self, message: Message) -> Message:
         """The assistant's message with words of ours in its place: its structure is what counts."""
